@@ -1,0 +1,19 @@
+"""Tensor types made of the words in `lab.axes`, each spelt once.
+
+Only aliases belong here: a name for a tensor that several modules pass to each other.
+"""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Tokens = Int[Tensor, "batch pos"]
+Resid = Float[Tensor, "batch pos d_model"]
+Logits = Float[Tensor, "batch pos d_vocab"]
+HeadVectors = Float[Tensor, "batch pos head d_head"]
+"""q, k, v or z: one vector for each position and head."""
+Pattern = Float[Tensor, "batch head query_pos key_pos"]
+"""Attention probabilities (each row sums to 1) or, before the softmax, scores."""
+RowValue = Float[Tensor, "batch head query_pos"]
+"""One number for each query row: log-sum-exp, entropy."""
+PositionMask = Bool[Tensor, "batch pos"]
+HeadScore = Float[Tensor, "layer head"]
