@@ -34,7 +34,9 @@ def require_whole(name: str, value: object, least: int) -> None:
 def require_number(name: str, value: object, low: float, high: float = math.inf) -> None:
     """Raise ValueError unless value is a finite number in [low, high]."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    rule = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number of at least {low:g}"
+    rule = (
+        f"a number from {low:g} to {high:g}" if high < math.inf else f"a number of at least {low:g}"
+    )
     holds = number and math.isfinite(value) and low <= value <= high
     require(holds, name, rule, value)
 
@@ -252,5 +254,7 @@ def checked_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
     for name, f in known.items():
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if no_default and name not in data:
-            raise ValueError(f"{cls.__name__} must have the key {name!r}, got {', '.join(data) or 'none'}")
+            raise ValueError(
+                f"{cls.__name__} must have the key {name!r}, got {', '.join(data) or 'none'}"
+            )
     return dict(data)

@@ -1,0 +1,210 @@
+"""HeadGates: which heads are scaled by how much, and what fills the gap.
+
+Every intervention on heads is z <- g * z + (1 - g) * fill, just before `hook_z` and W_O. A HeadGates
+is frozen data that can be saved, compared and put into an address; `tensors` turns it into the two
+tensors that forward multiplies with. Nothing here is state of a model, so gates are safe in threads
+and batches.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.config import ModelConfig, checked_fields, require, require_number, require_whole
+from lab.naming import head_label, unknown_name
+from lab.shapes import HeadVectors
+
+
+class Configured(Protocol):
+    """Anything that says how many layers and heads it has: a HookedGPT."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The frozen description of the model."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reference:
+    """The mean z of every head over a named set of sequences, to fill the gap of an ablated head.
+
+    `z` is per position, or has pos = 1 when it is the mean over positions too.
+    """
+
+    name: str
+    """What the set is called in tables, say 'reversal/reference/256'."""
+    sha256: str
+    """Digest of the set's tokens, so that two sets of one name cannot be mixed up."""
+    z: Float[Tensor, "layer pos head d_head"]
+    """Mean z, before W_O."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GateTensors:
+    """What forward multiplies with; axes of size 1 are broadcast."""
+
+    g: Float[Tensor, "layer #batch #pos head"]
+    """1 keeps a head's z, 0 replaces it by the fill."""
+    fill: Float[Tensor, "layer #batch #pos head d_head"] | None = None
+    """What replaces z; None: zeros."""
+
+    def __post_init__(self) -> None:
+        """Check that the two tensors speak of the same heads."""
+        same = self.fill is None or self.fill.shape[::3] == self.g.shape[::3]
+        require(same, "fill", "of as many layers and heads as g", None if same else self.fill.shape)
+
+    def like(self, weight: Tensor) -> "GateTensors":
+        """Return the same gates on a weight's device and in its dtype."""
+        place = {"device": weight.device, "dtype": weight.dtype}
+        fill = None if self.fill is None else self.fill.to(**place)
+        return GateTensors(g=self.g.to(**place), fill=fill)
+
+    def apply(self, layer: int, z: HeadVectors, first_pos: int = 0) -> HeadVectors:
+        """Return g * z + (1 - g) * fill for one layer; z's first position is first_pos."""
+        g = positions_from(self.g[layer], first_pos, z.shape[1]).unsqueeze(-1)
+        if self.fill is None:
+            return g * z
+        return g * z + (1 - g) * positions_from(self.fill[layer], first_pos, z.shape[1])
+
+
+def positions_from(values: Tensor, first_pos: int, n_pos: int) -> Tensor:
+    """Slice axis 1 to the positions of this call, unless it is broadcast."""
+    if values.shape[1] == 1:
+        return values
+    if first_pos + n_pos > values.shape[1]:
+        raise ValueError(
+            f"gates must cover every position, got {values.shape[1]} positions for a sequence of "
+            f"{first_pos + n_pos}; take a reference of the same length, or its mean over positions"
+        )
+    return values[:, first_pos : first_pos + n_pos]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGates:
+    """A set of heads scaled by one value: frozen, hashable, JSON-able.
+
+    Useful pattern: `model(tokens, gates=HeadGates.ablate([(0, 1)], like=model))`.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    """(layer, head) pairs, sorted, in the ids of the original model."""
+    value: float = 0.0
+    """The gate g of these heads; every other head has 1."""
+    positions: tuple[int, ...] | None = None
+    """Positions at which the gate acts; None: all."""
+    fill: str | None = None
+    """Name of the Reference that fills the gap; None: zeros."""
+    fill_sha256: str | None = None
+    """Digest of that reference."""
+
+    def __post_init__(self) -> None:
+        """Check the values and bring the heads into one order."""
+        for pair in self.heads:
+            require(len(pair) == 2, "a head", "a (layer, head) pair", pair)
+            for number in pair:
+                require_whole("a layer or head number", number, 0)
+        require_number("value", self.value, 0.0, 1.0)
+        for position in self.positions or ():
+            require_whole("a position", position, 0)
+        object.__setattr__(self, "heads", tuple(sorted({(a, b) for a, b in self.heads})))
+        if self.positions is not None:
+            object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
+
+    @classmethod
+    def ablate(
+        cls,
+        heads: Iterable[tuple[int, int]],
+        *,
+        like: Configured,
+        fill: Reference | None = None,
+        positions: Sequence[int] | None = None,
+        value: float = 0.0,
+    ) -> Self:
+        """Describe the ablation of some heads of a model.
+
+        Raises:
+            ValueError: The model has no such head.
+        """
+        gates = cls(
+            heads=tuple(heads),
+            value=value,
+            positions=None if positions is None else tuple(positions),
+            fill=None if fill is None else fill.name,
+            fill_sha256=None if fill is None else fill.sha256,
+        )
+        gates.check(like.config)
+        return gates
+
+    @property
+    def label(self) -> str:
+        """The heads in words.
+
+        >>> HeadGates(heads=((1, 3), (0, 1))).label
+        'L0H1,L1H3'
+        """
+        return ",".join(head_label(layer, head) for layer, head in self.heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that from_dict reads back."""
+        return {
+            "heads": [list(pair) for pair in self.heads],
+            "value": self.value,
+            "positions": None if self.positions is None else list(self.positions),
+            "fill": self.fill,
+            "fill_sha256": self.fill_sha256,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Build from plain data; an unknown key is an error."""
+        values = checked_fields(cls, data)
+        values["heads"] = tuple(tuple(pair) for pair in values["heads"])
+        if values.get("positions") is not None:
+            values["positions"] = tuple(values["positions"])
+        return cls(**values)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ValueError unless the model has every one of these heads."""
+        known = [
+            head_label(layer, head)
+            for layer in range(config.n_layers)
+            for head in range(config.n_heads)
+        ]
+        for layer, head in self.heads:
+            if layer >= config.n_layers or head >= config.n_heads:
+                raise ValueError(unknown_name("head", head_label(layer, head), known))
+        for position in self.positions or ():
+            require(
+                position < config.n_ctx, "a position", f"below n_ctx = {config.n_ctx}", position
+            )
+
+    def tensors(self, model: Configured, references: Iterable[Reference] = ()) -> GateTensors:
+        """Return the tensors that forward multiplies with, in float32 on the CPU.
+
+        Args:
+            model: The model whose heads these are.
+            references: Where the fill is looked up by name and digest.
+
+        Raises:
+            ValueError: No such head, or the fill is not among the references.
+        """
+        config = model.config
+        self.check(config)
+        n_pos = 1 if self.positions is None else config.n_ctx
+        g = torch.ones(config.n_layers, 1, n_pos, config.n_heads)
+        where = slice(None) if self.positions is None else list(self.positions)
+        for layer, head in self.heads:
+            g[layer, 0, where, head] = self.value
+        if self.fill is None:
+            return GateTensors(g=g)
+        for reference in references:
+            if (reference.name, reference.sha256) == (self.fill, self.fill_sha256):
+                return GateTensors(g=g, fill=reference.z.unsqueeze(1))
+        raise ValueError(
+            f"gates filled from {self.fill!r} need that reference; "
+            "pass gates.tensors(model, [reference]) instead"
+        )
