@@ -1,0 +1,43 @@
+"""How sure a mean over sequences is: the percentile bootstrap, as one matrix product.
+
+Sequences are resampled, not rows: the tokens of one sequence depend on each other.
+"""
+
+import numpy as np
+from jaxtyping import Float64
+
+RESAMPLES = 2_000
+"""Bootstrap resamples of every interval."""
+LEVEL = 0.95
+"""Share of the resamples inside an interval."""
+FEW_SEQUENCES = 12
+"""Below this, an interval is too rough to lean on, and reports say so."""
+
+PerSequence = Float64[np.ndarray, "batch column"]
+PerColumn = Float64[np.ndarray, " column"]
+
+
+def bootstrap_interval(
+    totals: PerSequence, counts: Float64[np.ndarray, " batch"], *, seed: int = 0
+) -> tuple[PerColumn, PerColumn]:
+    """Return the 95 % interval of sum(totals) / sum(counts) over resampled sequences.
+
+    Args:
+        totals: Each sequence's sum of a quantity, one column for each quantity.
+        counts: Each sequence's number of summands.
+        seed: Seed of the resampling; one seed, one interval.
+
+    Returns:
+        Lower and upper ends; NaN with fewer than two sequences that have a summand.
+    """
+    counted = counts > 0
+    n = int(counted.sum())
+    if n < 2:
+        nothing = np.full(totals.shape[1], np.nan)
+        return nothing, nothing.copy()
+    totals, counts = totals[counted], counts[counted]
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=RESAMPLES)
+    sums = draws.astype(np.float64) @ np.concatenate([totals, counts[:, None]], axis=1)
+    tail = (1.0 - LEVEL) / 2.0
+    low, high = np.quantile(sums[:, :-1] / sums[:, -1:], [tail, 1.0 - tail], axis=0)
+    return low, high

@@ -1,0 +1,99 @@
+"""Where probes meet a model: one observed forward pass over a batch, a few sequences at a time.
+
+A probe never installs a hook and never asks for the attention matrix: the model hands each layer's
+`AttentionReads` to a function. What is computed from them stands in the modules of the questions.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from lab.attention import AttentionReads
+from lab.runtime import versions
+from lab.shapes import Tokens
+from lab.tasks.base import Batch
+from lab.vocab import BOS_ID, SEP_ID
+from probes.tables import digest
+from probes.targets import ProbeInput
+
+SPECIAL_IDS = (BOS_ID, SEP_ID)
+"""Ids of BOS and SEP in the vocabularies of `lab.tasks`."""
+
+TOKENS_AT_ONCE = 16_384
+"""Tokens in one forward pass of a probe, unless one sequence is longer."""
+
+Observer = Callable[[int, AttentionReads], None]
+
+
+@runtime_checkable
+class ReadableModel(Protocol):
+    """What a probe asks of a model: that one forward pass shows each layer's reads, in order."""
+
+    def forward(
+        self, input: Tokens, return_type: str | None = ..., *, observe: Observer | None = ...
+    ) -> Any:
+        """Run the model and call observe(layer, reads) once a layer."""
+        ...
+
+
+def probe_input(
+    batch_or_tokens: Batch | Tokens, special_ids: tuple[int, ...] = SPECIAL_IDS
+) -> ProbeInput:
+    """Return what a probe may know of a task's batch, or of plain tokens.
+
+    Raises:
+        ValueError: There is no sequence, or no token.
+    """
+    if isinstance(batch_or_tokens, Batch):
+        tokens, sources = batch_or_tokens.tokens, batch_or_tokens.sources
+    else:
+        tokens, sources = batch_or_tokens, None
+    if 0 in tokens.shape:
+        raise ValueError(
+            "tokens must be at least one sequence of at least one token, "
+            f"got {tokens.shape[0]} sequences of {tokens.shape[1]}"
+        )
+    return ProbeInput(tokens=tokens, sources=sources, special_ids=special_ids)
+
+
+def model_device(model: ReadableModel) -> torch.device:
+    """Return the device of the model's weights."""
+    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if weight is None else weight.device
+
+
+def slices_of(x: ProbeInput, device: torch.device, at_once: int = TOKENS_AT_ONCE) -> Iterator[ProbeInput]:
+    """Yield the input a few sequences at a time, on the device of the model."""
+    step = max(1, at_once // x.tokens.shape[1])
+    for start in range(0, len(x.tokens), step):
+        some = slice(start, start + step)
+        yield ProbeInput(
+            tokens=x.tokens[some].to(device),
+            sources=None if x.sources is None else x.sources[some].to(device),
+            special_ids=x.special_ids,
+        )
+
+
+@torch.no_grad()
+def observe_layers(model: ReadableModel, tokens: Tokens, observe: Observer) -> None:
+    """Run the model on some sequences and show each layer's reads, in layer order."""
+    model.forward(tokens, return_type=None, observe=observe)
+
+
+def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:
+    """Return what a table was measured on, as far as the model itself knows.
+
+    `run`, `checkpoint_sha256` and `seed` are those of a saved run; reports fill them in.
+    """
+    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return {
+        "run": None,
+        "checkpoint_sha256": None,
+        "seed": None,
+        "device": str(model_device(model)),
+        "dtype": None if weight is None else str(weight.dtype).removeprefix("torch."),
+        "versions": versions(),
+        "tokens_sha256": digest(tokens.cpu().contiguous().numpy().tobytes()),
+    }

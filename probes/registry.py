@@ -1,0 +1,176 @@
+"""The one list of probes: what each asks of a head, in which unit, and where its cells are defined.
+
+A probe of this list is the attention mass that a head puts on a set of target cells. A new one is a
+function in `probes.targets` and an entry here; tables, reports and docs/probes.md follow. No torch is
+imported: `where` is resolved on use.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lab.naming import unknown_name
+
+MASS = "mean probability"
+"""Unit of every probe of this list: attention mass on the targets, averaged over scored rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeEntry:
+    """What a person needs to know to read one probe's numbers."""
+
+    name: str
+    """Name in tables, addresses and on the command line."""
+    title: str
+    """Name on screens and plots."""
+    summary: str
+    """One sentence: what a high score means."""
+    rows: str
+    """Which query rows are scored, and which keys count in each."""
+    source: str
+    """Where the definition comes from."""
+    caveat: str
+    """What a high score does not show."""
+    where: str
+    """module:function that gives the target cells."""
+    unit: str = MASS
+    """Unit of the score."""
+    low: float = 0.0
+    """Smallest possible score."""
+    high: float = 1.0
+    """Largest possible score."""
+    needs_sources: bool = False
+    """Whether only a task's batch, which knows its sources, can be probed."""
+
+
+PROBES: tuple[ProbeEntry, ...] = (
+    ProbeEntry(
+        name="sources",
+        title="Task sources",
+        summary="Looks at the symbol that is the answer; for reversal, the anti-diagonal.",
+        rows="rows whose logits predict an answer; key: the position that holds it "
+        "(reversal: query + key = 2n + 1)",
+        source="Vaswani et al. 2017 attention maps, read at the positions the task names",
+        caveat="Attending is not using: confirm by ablation. In the copy task an induction head "
+        "attends to the same cells.",
+        where="probes.targets:answer_sources",
+        needs_sources=True,
+    ),
+    ProbeEntry(
+        name="sources_plus_1",
+        title="Sources, one row late",
+        summary="Each answer token looks back at its own original: a duplicate-token stripe.",
+        rows="the row after each scored one; key: as in sources (reversal: query + key = 2n + 2)",
+        source="neighbouring stripe of sources; a one-off reading of the map reports this one",
+        caveat="A control for sources: a head that is high here and low there matches equal tokens.",
+        where="probes.targets:answer_sources_plus_1",
+        needs_sources=True,
+    ),
+    ProbeEntry(
+        name="sources_plus_2",
+        title="Sources, two rows late",
+        summary="Looks two rows late at the source; for reversal, an induction stripe.",
+        rows="two rows after each scored one; key: as in sources (reversal: query + key = 2n + 3)",
+        source="neighbouring stripe of sources",
+        caveat="A control for sources, with one row less: the last one has no place.",
+        where="probes.targets:answer_sources_plus_2",
+        needs_sources=True,
+    ),
+    ProbeEntry(
+        name="previous",
+        title="Previous token",
+        summary="Looks at the token just before.",
+        rows="rows from 2 on (from 1 where no BOS or SEP stands first); key: query - 1",
+        source="Olsson et al. 2022, In-context learning and induction heads",
+        caveat="A head that prefers recent tokens scores too; compare with other distances.",
+        where="probes.targets:previous_token",
+    ),
+    ProbeEntry(
+        name="current",
+        title="Current token",
+        summary="Looks at the token itself.",
+        rows="rows from 1 on; key: query",
+        source="ARENA 3.0, current-token heads",
+        caveat="Token-matching heads that do not exclude themselves score too.",
+        where="probes.targets:current_token",
+    ),
+    ProbeEntry(
+        name="first",
+        title="First token",
+        summary="Rests on the first position: an attention sink.",
+        rows="rows from 1 on; key: 0",
+        source="Gu et al. 2025, When attention sink emerges in language models",
+        caveat="Often a head at rest: what it reads there may be next to nothing.",
+        where="probes.targets:first_token",
+    ),
+    ProbeEntry(
+        name="duplicate",
+        title="Duplicate token",
+        summary="Looks at earlier copies of the same token.",
+        rows="rows whose token stood before (BOS and SEP do not count); keys: all earlier copies",
+        source="Wang et al. 2023, Interpretability in the wild",
+        caveat="In natural text common words repeat; type heads on random tokens.",
+        where="probes.targets:duplicate_token",
+    ),
+    ProbeEntry(
+        name="induction",
+        title="Induction",
+        summary="Looks at what followed the same token earlier.",
+        rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
+        "after each earlier copy",
+        source="Olsson et al. 2022, In-context learning and induction heads",
+        caveat="Prefix matching only: the full definition also asks that the head copies.",
+        where="probes.targets:induction",
+    ),
+)
+
+
+def probe_names() -> tuple[str, ...]:
+    """Return the names of all probes, in the order of every table."""
+    return tuple(entry.name for entry in PROBES)
+
+
+def get_probe(name: str) -> ProbeEntry:
+    """Return the entry of a probe.
+
+    >>> get_probe("previous").title
+    'Previous token'
+
+    Raises:
+        ValueError: There is no such probe; the message suggests one.
+    """
+    for entry in PROBES:
+        if entry.name == name:
+            return entry
+    raise ValueError(unknown_name("probe", name, probe_names()))
+
+
+def choose_probes(names: Iterable[str] | None, *, has_sources: bool) -> tuple[ProbeEntry, ...]:
+    """Return the entries to run: those asked for, or all that the input allows.
+
+    Raises:
+        ValueError: A name is unknown, given twice, or needs sources that the input does not have.
+    """
+    if names is None:
+        return tuple(entry for entry in PROBES if has_sources or not entry.needs_sources)
+    if isinstance(names, str):
+        raise ValueError(f"probes must be a list of names, got {names!r}; write [{names!r}]")
+    chosen = tuple(get_probe(name) for name in names)
+    if not chosen:
+        raise ValueError(f"probes must be at least one of {', '.join(probe_names())}, got none")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"probes must be different names, got {[e.name for e in chosen]}")
+    for entry in chosen:
+        if entry.needs_sources and not has_sources:
+            raise ValueError(
+                f"the input of probe {entry.name!r} must be a task's batch, which knows its sources, "
+                "got plain tokens; pass get_task(...).sample(...) instead"
+            )
+    return chosen
+
+
+def load_function(entry: ProbeEntry) -> Callable[..., Any]:
+    """Import and return the function that gives a probe's target cells."""
+    module, name = entry.where.split(":")
+    return getattr(importlib.import_module(module), name)

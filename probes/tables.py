@@ -1,0 +1,245 @@
+"""The schemas of all tables that probes return, and how they are checked, labelled and written.
+
+A table is a tidy DataFrame: one row an observation, columns in a fixed order with fixed types, NaN
+where a number has no meaning. What it was measured on travels in `DataFrame.attrs`, which Parquet
+files keep. Nothing here measures anything.
+"""
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from lab.naming import unknown_name
+
+Kind = Literal["whole", "whole or none", "number", "text", "flag"]
+
+DTYPES: Mapping[Kind, str] = {
+    "whole": "int64",
+    "whole or none": "Int64",
+    "number": "float64",
+    "text": "str",
+    "flag": "bool",
+}
+
+CSV_FLOAT = "%.6g"
+"""Floats in CSV files and in HTML reports, so that both show the very same numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column: its name, what it holds, in which unit."""
+
+    name: str
+    kind: Kind
+    unit: str = ""
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schema:
+    """One kind of table."""
+
+    name: str
+    version: int
+    """Raised whenever a definition changes, so that old and new numbers are not mixed up."""
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [column.name for column in self.columns]
+
+
+LAYER = Column(name="layer", kind="whole", meaning="block, from 0")
+HEAD = Column(name="head", kind="whole", meaning="head within its layer, from 0")
+N_SEQUENCES = Column(name="n_sequences", kind="whole", meaning="sequences that were counted")
+UNIT = Column(name="unit", kind="text", meaning="unit of the numbers")
+CI_LOW = Column(name="ci_low", kind="number", meaning="lower end of the 95 % bootstrap interval")
+CI_HIGH = Column(name="ci_high", kind="number", meaning="upper end of the 95 % bootstrap interval")
+
+HEADS = Schema(
+    name="heads",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="probe", kind="text", meaning="name of the probe"),
+        Column(name="score", kind="number", meaning="attention mass on the targets, mean over rows"),
+        Column(name="chance", kind="number", meaning="score of a head that spreads evenly"),
+        Column(name="kappa", kind="number", meaning="(score - chance) / (1 - chance)"),
+        CI_LOW,
+        CI_HIGH,
+        N_SEQUENCES,
+        Column(name="n_rows", kind="whole", meaning="query rows that were scored, over all sequences"),
+        UNIT,
+    ),
+)
+
+ENTROPY = Schema(
+    name="entropy",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="query_pos", kind="whole", meaning="position of the query row"),
+        Column(name="entropy", kind="number", unit="nats", meaning="entropy of the row"),
+        Column(name="normalised", kind="number", meaning="entropy / ln(query_pos + 1)"),
+        Column(name="effective_keys", kind="number", unit="keys", meaning="exp(entropy)"),
+        Column(name="sink_mass", kind="number", meaning="probability of key 0"),
+        Column(
+            name="sink_free",
+            kind="number",
+            unit="nats",
+            meaning="entropy with key 0 hidden, over the rows that are not silent",
+        ),
+        Column(
+            name="sink_free_normalised", kind="number", meaning="sink_free / ln(query_pos)"
+        ),
+        Column(
+            name="silent",
+            kind="number",
+            meaning="share of sequences whose row leaves less than 0.001 beside key 0",
+        ),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
+ABLATION = Schema(
+    name="ablation",
+    version=1,
+    columns=(
+        LAYER,
+        Column(name="head", kind="whole or none", meaning="ablated head; none: the whole layer"),
+        Column(name="heads", kind="text", meaning="all ablated heads, written L0H1,L0H2"),
+        Column(name="metric", kind="text", meaning="loss, token_accuracy or exact_match"),
+        Column(name="mode", kind="text", meaning="what fills the gap: zero or mean"),
+        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
+        Column(name="ablated", kind="number", meaning="the metric without the heads"),
+        Column(name="delta", kind="number", meaning="ablated - baseline"),
+        CI_LOW,
+        CI_HIGH,
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
+ATTENTION = Schema(
+    name="attention",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="query_pos", kind="whole", meaning="row"),
+        Column(name="key_pos", kind="whole", meaning="column"),
+        Column(name="query_token", kind="text", meaning="token of the row"),
+        Column(name="key_token", kind="text", meaning="token of the column"),
+        Column(name="probability", kind="number", meaning="attention of the row on the column"),
+        Column(name="is_source", kind="flag", meaning="the column holds the row's answer"),
+    ),
+)
+
+SCHEMAS: tuple[Schema, ...] = (HEADS, ENTROPY, ABLATION, ATTENTION)
+
+
+def make_table(
+    columns: Mapping[str, Sequence[Any]], schema: Schema, provenance: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Build a table of a schema: columns in its order and types, what it was measured on in attrs."""
+    frame = pd.DataFrame({name: columns[name] for name in columns})
+    types = {c.name: DTYPES[c.kind] for c in schema.columns if c.name in frame.columns}
+    frame = frame.astype(types)
+    frame.attrs = {
+        **provenance,
+        "table": schema.name,
+        "definition_version": schema.version,
+    }
+    return checked_table(frame, schema)
+
+
+def checked_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """Return the table if its columns and types are the schema's.
+
+    Raises:
+        ValueError: A column is missing, superfluous, misplaced or of another type; or the table was
+            written by a newer version.
+    """
+    if list(frame.columns) != schema.names:
+        raise ValueError(
+            f"columns of the {schema.name} table must be {', '.join(schema.names)}, "
+            f"got {', '.join(map(str, frame.columns))}"
+        )
+    for column in schema.columns:
+        dtype = str(frame[column.name].dtype)
+        if dtype != DTYPES[column.kind]:
+            raise ValueError(
+                f"column {column.name!r} of the {schema.name} table must be of type "
+                f"{DTYPES[column.kind]}, got {dtype}"
+            )
+    version = frame.attrs.get("definition_version", schema.version)
+    if version > schema.version:
+        raise ValueError(
+            f"definition_version of the {schema.name} table must be at most {schema.version}, "
+            f"got {version}; it was written by a newer headlab"
+        )
+    return frame
+
+
+def get_schema(name: str) -> Schema:
+    """Return a schema by name; an unknown one is an error with a suggestion."""
+    for schema in SCHEMAS:
+        if schema.name == name:
+            return schema
+    raise ValueError(unknown_name("table", name, [schema.name for schema in SCHEMAS]))
+
+
+def read_table(path: Path, schema: Schema) -> pd.DataFrame:
+    """Read a Parquet file and check it; attrs come back with it."""
+    return checked_table(pd.read_parquet(path), schema)
+
+
+def parquet_bytes(frame: pd.DataFrame) -> bytes:
+    """Return the table as a Parquet file; attrs go into its metadata (key PANDAS_ATTRS)."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return the table as CSV, six significant digits a number, nothing where it is NaN."""
+    return frame.to_csv(index=False, float_format=CSV_FLOAT, lineterminator="\n")
+
+
+def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows as plain data for JSON: None where a number is missing."""
+    return [dict(row) for row in plain_rows(frame)]
+
+
+def plain_rows(frame: pd.DataFrame) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Yield each row as (column, plain Python value) pairs."""
+    columns = {str(name): frame[name].tolist() for name in frame.columns}
+    for index in range(len(frame)):
+        yield ((name, plain(values[index])) for name, values in columns.items())
+
+
+def plain(value: Any) -> Any:
+    """Return None for a missing value, and any other unchanged."""
+    missing = value is pd.NA or (isinstance(value, float) and math.isnan(value))
+    return None if missing else value
+
+
+def digest(data: bytes) -> str:
+    """Return the sha256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """Return JSON with sorted keys and no NaN, the same text for the same data."""
+    return json.dumps(data, sort_keys=True, allow_nan=False, indent=1) + "\n"
