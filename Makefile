@@ -1,0 +1,83 @@
+# The one vocabulary of work. `make` alone says what there is.
+# From a fresh clone each target makes what it needs: Python 3.11+, git and make are enough.
+
+BIN := .venv/bin
+# What is installed: .run is headlab itself, .dev is headlab with everything that `make check` needs.
+RUN := .venv/.run
+DEV := .venv/.dev
+
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo app test slow bench golden docs fmt lint types arch check clean
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(RUN) ## Train a GPT, probe its heads, write artifacts/demo, open the app (APP=0: no app; DEVICE=cuda)
+	@$(BIN)/headlab demo $(if $(filter 0,$(APP)),--no-app) $(if $(DEVICE),--device $(DEVICE))
+
+app: $(RUN) ## Open the app on the runs that exist
+	@$(BIN)/headlab app
+
+test: $(DEV) ## Run the fast tests (ARGS="tests/lab -x" for some of them)
+	@$(BIN)/pytest $(ARGS)
+
+slow: $(DEV) ## Run the slow tests
+	@$(BIN)/pytest -m slow $(ARGS)
+
+bench: $(DEV) ## Measure against TransformerLens and transformers, side by side
+	@$(BIN)/pytest tests/benchmarks -m slow -s $(ARGS)
+
+golden: $(DEV) ## Rewrite the golden files; read the diff before you commit it
+	@$(BIN)/pytest tests/golden --update-golden $(ARGS)
+
+docs: $(DEV) ## Write the generated pages of docs/ again
+	@$(BIN)/python -m apps.reference docs
+
+fmt: $(DEV) ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+lint: $(DEV) ## Check format and style
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+
+types: $(DEV) ## Check types
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+arch: $(DEV) ## Check that imports go one way
+	@$(BIN)/lint-imports
+
+check: lint types arch test ## Everything that CI runs
+
+clean: ## Remove the environment and the caches; run folders stay
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find lab probes apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call install,EXTRAS): the environment, made once, with the pinned versions.
+define install
+@if [ ! -x $(BIN)/pip ]; then \
+	found=; for python in $(PYTHONS); do \
+		if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+		then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo 'Headlab needs Python 3.11 or newer with its venv module; none of these is one: $(PYTHONS)' >&2; \
+		echo 'Install one (Debian and Ubuntu: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python' >&2; \
+		exit 1; \
+	fi; \
+	echo "Setting up .venv with $$($$found --version): see README.md for the size of the download"; \
+	$$found -m venv --clear .venv; \
+fi
+@$(BIN)/pip install --disable-pip-version-check --no-input -c constraints.txt -e '.$(1)'
+endef
+
+$(RUN): pyproject.toml constraints.txt
+	$(call install)
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(call install,[dev])
+	@touch $(RUN) $@

@@ -1,0 +1,51 @@
+"""What every test runs under: one thread, no screen, no network.
+
+Nothing of lab or probes may be imported here at module level: the shape-checking import hook is
+installed only after this file has been read, and it refuses modules that are loaded already.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+# Before torch is imported, and inherited by every process that a test starts.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)
+# A shared machine makes any deadline on a single example meaningless.
+hypothesis.settings.register_profile("headlab", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("headlab")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files instead of comparing"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; there is none here")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Refuse to connect anywhere but to this machine."""
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else None
+        if host is not None and host != "localhost" and not str(host).startswith(("127.", "::1")):
+            raise AssertionError(f"a test must not use the network, but connects to {host}")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_here)
+        yield
