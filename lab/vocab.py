@@ -59,7 +59,7 @@ class Vocab:
             else:
                 ids.append(_ids(self.symbols)[symbol])
         if unknown:
-            raise ValueError(unknown_symbols(unknown, self.symbols))
+            raise ValueError(_unknown_symbols(unknown, self.symbols))
         return ids
 
     def decode(self, ids: Iterable[int]) -> list[str]:
@@ -91,7 +91,7 @@ def letter_vocab(n_symbols: int) -> Vocab:
     return Vocab((*SPECIAL_SYMBOLS, *LETTERS[:n_symbols]))
 
 
-def unknown_symbols(unknown: Iterable[str], allowed: Iterable[str]) -> str:
+def _unknown_symbols(unknown: Iterable[str], allowed: Iterable[str]) -> str:
     """Say which symbols are not in the vocabulary and which are; one line, whatever they hold."""
     # A person's text may be a pasted page: ten symbols show what is wrong, and ascii() keeps
     # control characters and line separators from breaking the line.
@@ -108,17 +108,13 @@ def _ranges(symbols: Iterable[str]) -> str:
     runs: list[list[str]] = []
     for symbol in symbols:
         follows = (
-            runs
-            and len(symbol) == len(runs[-1][-1]) == 1
-            and ord(symbol) == ord(runs[-1][-1]) + 1
+            runs and len(symbol) == len(runs[-1][-1]) == 1 and ord(symbol) == ord(runs[-1][-1]) + 1
         )
         if follows:
             runs[-1].append(symbol)
         else:
             runs.append([symbol])
-    return ", ".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs
-    )
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 @functools.lru_cache(maxsize=64)

@@ -56,7 +56,9 @@ def test_unknown_symbols_are_listed_once_with_what_is_allowed():
 
 @pytest.mark.parametrize("n_symbols", [0, 63, -1])
 def test_number_of_symbols_outside_the_letters_is_refused(n_symbols):
-    with pytest.raises(ValueError, match=rf"^n_symbols must be from 1 to 62 \(a.* got {n_symbols}$"):
+    with pytest.raises(
+        ValueError, match=rf"^n_symbols must be from 1 to 62 \(a.* got {n_symbols}$"
+    ):
         letter_vocab(n_symbols)
 
 

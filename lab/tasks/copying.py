@@ -1,0 +1,31 @@
+"""Copying: the answer is the given symbols once more."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lab.tasks.base import Answers, Symbols, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying(Task):
+    """`BOS x1..xn SEP x1..xn`.
+
+    The logits at p = n + t predict y_t, whose source is at t: n positions back on every row. From
+    t = 2 on, an induction head looks at the same cells; on t = 1 it has nothing to match.
+    """
+
+    name: ClassVar[str] = "copy"
+
+    def answer(self, x: Symbols) -> Answers:
+        """Return the symbols as they are."""
+        return x
+
+    def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer 1"]:
+        """Return 1 .. n, where the symbols stand."""
+        count = x.shape[1]
+        places = torch.arange(1, count + 1, device=x.device)
+        return places.view(1, count, 1).expand(len(x), -1, -1)

@@ -1,0 +1,63 @@
+"""The one list of tasks: a new task is one new file and one line here.
+
+Nothing is imported before it is used, so the list can be shown without torch.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from lab.naming import unknown_name
+
+if TYPE_CHECKING:
+    import lab.tasks.base
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task by name, before its module is imported."""
+
+    name: str
+    """What a person types."""
+    summary: str
+    """What it asks of a model, in one line."""
+    where: str
+    """The class, as module:name."""
+
+
+TASKS = (
+    TaskEntry("reversal", "say the symbols backwards: abc -> cba", "lab.tasks.reversal:Reversal"),
+    TaskEntry("copy", "say the symbols again: abc -> abc", "lab.tasks.copying:Copying"),
+    TaskEntry(
+        "induction",
+        "continue a block of different symbols the second time: abca -> bc",
+        "lab.tasks.induction:Induction",
+    ),
+)
+
+
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks.
+
+    >>> task_names()
+    ('reversal', 'copy', 'induction')
+    """
+    return tuple(entry.name for entry in TASKS)
+
+
+def get_task(name: str, *, length: int = 10, n_symbols: int = 26) -> "lab.tasks.base.Task":
+    """Return a task by name.
+
+    Args:
+        name: One of `task_names()`.
+        length: Symbols before the separator (reversal, copy) or in one block (induction).
+        n_symbols: Number of different symbols, at most 62.
+
+    Raises:
+        ValueError: There is no such task, or a size does not fit it.
+    """
+    where = {entry.name: entry.where for entry in TASKS}
+    if name not in where:
+        raise ValueError(unknown_name("task", name, where))
+    module, _, attribute = where[name].partition(":")
+    return getattr(import_module(module), attribute)(length=length, n_symbols=n_symbols)
