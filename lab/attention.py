@@ -1,10 +1,10 @@
 """Attention twice, and attention read without its matrix.
 
-`attention_scores`, `attention_pattern` and `mix_values` are the explicit path: scaled dot products,
-causal mask, softmax, weighted values, each a tensor that somebody can look at. `fused_attention` gives
-the same z from one kernel that never builds the matrix. `AttentionReads` answers questions about the
-matrix (one cell, one row's entropy) from q, k and one number a row. Projections and hooks live in
-`lab.model`.
+`attention_scores`, `attention_pattern` and `mix_values` are the explicit path: scaled dot
+products, causal mask, softmax, weighted values, each a tensor that somebody can look at.
+`fused_attention` gives the same z from one kernel that never builds the matrix. `AttentionReads`
+answers questions about the matrix (one cell, one row's entropy) from q, k and one number a row.
+Projections and hooks live in `lab.model`.
 """
 
 import math
@@ -98,10 +98,10 @@ class KeyValueCache:
 class AttentionReads:
     """One layer's attention, read from q and k without building the matrix.
 
-    With lse, the log of each row's softmax denominator, any cell is
-    A[i, j] = exp(scale * q_i . k_j - lse_i), in O(d_head); and since log A[i, j] is linear in k_j, the
-    entropy of a row is lse_i - scale * q_i . (sum_j A[i, j] k_j), where the sum is what an attention
-    kernel returns when k stands in the place of v. Rows whose numbers have no meaning are NaN.
+    With lse, the log of each row's softmax denominator, any cell is A[i, j] = exp(scale * q_i .
+    k_j - lse_i), in O(d_head); and since log A[i, j] is linear in k_j, the entropy of a row is
+    lse_i - scale * q_i . (sum_j A[i, j] k_j), where the sum is what an attention kernel returns
+    when k stands in the place of v. Rows whose numbers have no meaning are NaN.
 
     Reads are measurements: they carry no gradient, and half-precision q and k are read in float32.
     """
@@ -199,7 +199,7 @@ class AttentionReads:
         )
 
     def tiles(self, rows: int = 256) -> Iterator[tuple[int, Pattern]]:
-        """Yield (first row, probabilities of up to `rows` rows over all keys), in O(rows * n) memory."""
+        """Yield (first row, probabilities of a tile of rows over all keys): O(rows * n) memory."""
         n_query = self.q.shape[1]
         for start in range(0, n_query, rows):
             stop = min(start + rows, n_query)
@@ -246,9 +246,9 @@ def tiled_rows(
 def flash_rows_on_cpu(q: Queries, k: Keys, scale: float, causal: bool) -> tuple[RowValue, Queries]:
     """Return lse and mean key of every row from PyTorch's CPU flash kernel.
 
-    The kernel is an internal operator of PyTorch: the public function hides the lse that it computes.
-    It ends the process when there are no heads, and its causal mask is aligned top-left; both are kept
-    away from it here.
+    The kernel is an internal operator of PyTorch: the public function hides the lse that it
+    computes. It ends the process when there are no heads, and its causal mask is aligned
+    top-left; both are kept away from it here.
     """
     n_query, n_key = q.shape[1], k.shape[1]
     if q.shape[2] == 0 or (causal and 1 < n_query < n_key):

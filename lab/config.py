@@ -1,4 +1,4 @@
-"""Frozen descriptions of a model, of a training run and of sampling: checked, saved as JSON, no torch.
+"""Frozen descriptions of a model, a training run and sampling: checked, saved as JSON, no torch.
 
 What is here can be written to a file and read back. What is computed from it lives elsewhere.
 """
@@ -7,12 +7,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from lab.naming import unknown_name
 
 SCHEMA_VERSION = 1
-"""Version of every JSON file that a run folder holds; a newer one is refused, an older one upgraded."""
+"""Version of the JSON files of a run folder; a newer one is refused, an older one upgraded."""
 
 Positions = Literal["standard", "sinusoidal", "rotary"]
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
@@ -132,7 +132,7 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> "ModelConfig":
         """Build from plain data; an unknown key is an error with a suggestion."""
         return cls(**checked_fields(cls, data))
 
@@ -201,7 +201,8 @@ class TrainConfig:
         require_choice("precision", self.precision, ("auto", "fp32", "bf16"))
         if self.batch_size % self.accumulate:
             raise ValueError(
-                f"batch_size must be a multiple of accumulate, got {self.batch_size} and {self.accumulate}"
+                "batch_size must be a multiple of accumulate, "
+                f"got {self.batch_size} and {self.accumulate}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> "TrainConfig":
         """Build from plain data; an unknown key is an error with a suggestion."""
         values = checked_fields(cls, data)
         if isinstance(values.get("model"), Mapping):

@@ -1,14 +1,14 @@
 """HeadGates: which heads are scaled by how much, and what fills the gap.
 
-Every intervention on heads is z <- g * z + (1 - g) * fill, just before `hook_z` and W_O. A HeadGates
-is frozen data that can be saved, compared and put into an address; `tensors` turns it into the two
-tensors that forward multiplies with. Nothing here is state of a model, so gates are safe in threads
-and batches.
+Every intervention on heads is z <- g * z + (1 - g) * fill, just before `hook_z` and W_O. A
+HeadGates is frozen data that can be saved, compared and put into an address; `tensors` turns it
+into the two tensors that forward multiplies with. Nothing here is state of a model, so gates are
+safe in threads and batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from lab.naming import head_label, unknown_name
 from lab.shapes import HeadVectors
 
 
+@runtime_checkable
 class Configured(Protocol):
     """Anything that says how many layers and heads it has: a HookedGPT."""
 
@@ -49,7 +50,7 @@ class GateTensors:
 
     g: Float[Tensor, "layer #batch #pos head"]
     """1 keeps a head's z, 0 replaces it by the fill."""
-    fill: Float[Tensor, "layer #batch #pos head d_head"] | None = None
+    fill: Float[Tensor, "layer #batch #fill_pos head d_head"] | None = None
     """What replaces z; None: zeros."""
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class HeadGates:
         fill: Reference | None = None,
         positions: Sequence[int] | None = None,
         value: float = 0.0,
-    ) -> Self:
+    ) -> "HeadGates":
         """Describe the ablation of some heads of a model.
 
         Raises:
@@ -159,7 +160,7 @@ class HeadGates:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> "HeadGates":
         """Build from plain data; an unknown key is an error."""
         values = checked_fields(cls, data)
         values["heads"] = tuple(tuple(pair) for pair in values["heads"])

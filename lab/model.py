@@ -1,15 +1,15 @@
 """HookedGPT: a decoder-only Transformer whose every activation can be read and edited.
 
-The file reads top to bottom like the model: embed, normalise, attend, MLP, block, unembed, and the
-forward pass that runs them. Each activation passes through a HookPoint, named as in TransformerLens.
-A HookPoint with listeners gets the activation computed step by step; without listeners the fused kernel
-of PyTorch does several steps at once. What surrounds the model for TransformerLens's tools is in
-`lab.tl_surface`.
+The file reads top to bottom like the model: embed, normalise, attend, MLP, block, unembed, and
+the forward pass that runs them. Each activation passes through a HookPoint, named as in
+TransformerLens. A HookPoint with listeners gets the activation computed step by step; without
+listeners the fused kernel of PyTorch does several steps at once. What surrounds the model for
+TransformerLens's tools is in `lab.tl_surface`.
 """
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from einops import rearrange, repeat
@@ -79,7 +79,7 @@ class PosEmbed(nn.Module):
         """Make room for one learned vector a position, or compute the waves."""
         super().__init__()
         if config.positional_embedding_type == "sinusoidal":
-            waves = sinusoidal_positions(config.n_ctx, config.d_model)
+            waves = sinusoidal_positions(config.n_ctx, config.d_model).float()
             self.register_buffer("W_pos", waves, persistent=False)
         else:
             self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
@@ -266,7 +266,6 @@ class TiedUnembed(nn.Module):
         self.b_U = nn.Parameter(torch.zeros(config.d_vocab))
         self._shared = (embed,)  # in a tuple, so that it is not registered a second time
         self.register_state_dict_post_hook(write_tied_weight)
-        self.register_load_state_dict_pre_hook(check_tied_weight)
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -279,9 +278,9 @@ class TiedUnembed(nn.Module):
 
 
 class HookedGPT(TransformerLensSurface):
-    """A GPT with TransformerLens's names: read it, edit it, gate its heads, at the speed of a plain one.
+    """A GPT with TransformerLens's names: read it, edit it, gate its heads.
 
-    Useful pattern: `logits, cache = model.run_with_cache(tokens, names_filter="blocks.0.attn.hook_z")`.
+    Useful pattern: `logits, cache = model.run_with_cache(tokens, names_filter="hook_embed")`.
 
     >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
     >>> model(torch.tensor([[0, 1, 2]])).shape
@@ -299,8 +298,11 @@ class HookedGPT(TransformerLensSurface):
             self.hook_pos_embed = HookPoint()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.ln_final = LayerNorm(config)
-        tied = config.tie_word_embeddings
-        self.unembed = TiedUnembed(config, self.embed) if tied else Unembed(config)
+        if config.tie_word_embeddings:
+            self.unembed = TiedUnembed(config, self.embed)
+            self.register_load_state_dict_pre_hook(check_tied_weight)
+        else:
+            self.unembed = Unembed(config)
         self.init_weights()
         self.setup()
 
@@ -417,7 +419,7 @@ class HookedGPT(TransformerLensSurface):
         save_model(self, path)
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "cpu", step: int | None = None) -> Self:
+    def load(cls, path: str | Path, device: str = "cpu", step: int | None = None) -> "HookedGPT":
         """Read a model from a run folder or a checkpoint folder; see lab.checkpoint.load_model."""
         from lab.checkpoint import load_model
 
@@ -459,7 +461,7 @@ def sinusoidal_positions(n_ctx: int, d_model: int) -> Float[Tensor, "pos d_model
     even = torch.arange(0, d_model, 2, dtype=torch.float64)
     angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), 10_000.0 ** -(even / d_model))
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1)
-    return rearrange(waves, "pos pair two -> pos (pair two)").float()
+    return rearrange(waves, "pos pair two -> pos (pair two)")
 
 
 def next_token_loss(logits: Logits, tokens: Tokens, per_token: bool = False) -> Tensor:
@@ -479,10 +481,9 @@ def write_tied_weight(
     state[prefix + "W_U"] = module.W_U.detach().clone()
 
 
-def check_tied_weight(module: TiedUnembed, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+def check_tied_weight(module: HookedGPT, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Take W_U out of what is loaded, once it agrees with W_E."""
-    W_U = state.pop(prefix + "W_U", None)
-    W_E = state.get(prefix.removesuffix("unembed.") + "embed.W_E")
+    W_U, W_E = state.pop(prefix + "unembed.W_U", None), state.get(prefix + "embed.W_E")
     if W_U is not None and W_E is not None and not torch.equal(W_U, W_E.T):
         raise ValueError(
             "unembed.W_U must be embed.W_E transposed in a model with tied embeddings, got another "

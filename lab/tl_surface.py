@@ -1,15 +1,15 @@
-"""What TransformerLens's tools expect around a model: config, caches, stacked weights, small look-ups.
+"""What TransformerLens's tools expect around a model: config, caches, stacks, look-ups.
 
-HookedGPT's abstract base. It computes nothing of the forward pass: that is `lab.model`, which reads on
-its own. Names and behaviour are those of TransformerLens's HookedTransformer, apart from three silences
-of the base class that speak up here: an unknown hook name, an empty cache, a cached tensor that a later
-in-place edit changes.
+HookedGPT's abstract base. It computes nothing of the forward pass: that is `lab.model`, which
+reads on its own. Names and behaviour are those of TransformerLens's HookedTransformer, apart from
+three silences of the base class that speak up here: an unknown hook name, an empty cache, a
+cached tensor that a later in-place edit changes.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -37,7 +37,7 @@ class HookedGPTConfig(TransformerLensConfig):
     initializer_range: float = 0.02
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Self:
+    def of(cls, config: ModelConfig) -> "HookedGPTConfig":
         """Translate a ModelConfig."""
         return cls(
             d_model=config.d_model,
@@ -60,7 +60,7 @@ class HookedGPTConfig(TransformerLensConfig):
 
 
 class NamedModules(dict[str, nn.Module]):
-    """TransformerLens's table of modules by name, which says what it knows when a name is unknown."""
+    """TransformerLens's table of modules by name, which says so when a name is unknown."""
 
     def __missing__(self, name: str) -> nn.Module:
         """Raise KeyError with the closest hook names."""
@@ -99,7 +99,9 @@ class TransformerLensSurface(HookedRootModule, ABC):
         super().setup()
         self.mod_dict = NamedModules(self.mod_dict)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> "TransformerLensSurface":
         """Move or cast the parameters, and let cfg.device and cfg.dtype follow them."""
         super()._apply(fn, recurse)
         weight = next(self.parameters())
@@ -121,7 +123,7 @@ class TransformerLensSurface(HookedRootModule, ABC):
             *model_args: What forward takes.
             return_cache_object: False returns the plain dict of tensors by hook name.
             remove_batch_dim: Drop the batch axis of a batch of one.
-            **kwargs: names_filter (one hook name, several, or a predicate), device, incl_bwd, ... as
+            **kwargs: names_filter (a hook name, several, or a predicate), device, incl_bwd, ... as
                 in TransformerLens, and what forward takes by keyword.
 
         Raises:
