@@ -70,7 +70,7 @@ def test_ids_outside_the_vocabulary_are_refused(token_id):
 
 @pytest.mark.parametrize("symbols", [(), ("a", "a"), ("a", "")])
 def test_symbols_that_could_not_be_read_back_are_refused(symbols):
-    with pytest.raises(ValueError, match="^symbols must be different, non-empty names"):
+    with pytest.raises(ValueError, match=r"^symbols must be different, non-empty names"):
         Vocab(symbols)
 
 

@@ -38,10 +38,10 @@ def test_a_prompt_ends_with_the_first_symbol_again():
 
 
 def test_blocks_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="^length of induction must be a whole number of at least"):
+    with pytest.raises(ValueError, match=r"^length of induction must be a whole number of at"):
         Induction(length=1)
     with pytest.raises(
         ValueError,
-        match="^length of induction must be at most n_symbols, got 6 and 5; a block has no symbol",
+        match=r"^length of induction must be at most n_symbols, got 6 and 5; a block has no symbol",
     ):
         Induction(length=6, n_symbols=5)
