@@ -25,20 +25,18 @@ def require(holds: bool, what: str, rule: str, got: object) -> None:
         raise ValueError(f"{what} must be {rule}, got {got!r}")
 
 
-def require_whole(name: str, value: object, least: int) -> None:
+def require_whole(name: str, value: Any, least: int) -> None:
     """Raise ValueError unless value is a whole number of at least `least`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     require(whole and value >= least, name, f"a whole number of at least {least}", value)
 
 
-def require_number(name: str, value: object, low: float, high: float = math.inf) -> None:
+def require_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Raise ValueError unless value is a finite number in [low, high]."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    rule = (
-        f"a number from {low:g} to {high:g}" if high < math.inf else f"a number of at least {low:g}"
-    )
-    holds = number and math.isfinite(value) and low <= value <= high
-    require(holds, name, rule, value)
+    if not (number and math.isfinite(value) and low <= value <= high):
+        span = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
+        require(False, name, f"a number {span}", value)
 
 
 def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

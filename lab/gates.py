@@ -55,8 +55,9 @@ class GateTensors:
 
     def __post_init__(self) -> None:
         """Check that the two tensors speak of the same heads."""
-        same = self.fill is None or self.fill.shape[::3] == self.g.shape[::3]
-        require(same, "fill", "of as many layers and heads as g", None if same else self.fill.shape)
+        if self.fill is not None:
+            same = self.fill.shape[::3] == self.g.shape[::3]
+            require(same, "fill", "of as many layers and heads as g", tuple(self.fill.shape))
 
     def like(self, weight: Tensor) -> "GateTensors":
         """Return the same gates on a weight's device and in its dtype."""

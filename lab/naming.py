@@ -38,7 +38,7 @@ def parse_head(label: str) -> tuple[int, int]:
     Raises:
         ValueError: The label is not of that form.
     """
-    found = re.fullmatch(r"L(\d{1,4})H(\d{1,4})", label)
+    found = re.fullmatch(r"L([0-9]{1,4})H([0-9]{1,4})", label)
     if found is None:
         raise ValueError(f"a head must be written like L0H3, got {label!r}")
     return int(found[1]), int(found[2])

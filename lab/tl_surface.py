@@ -72,11 +72,11 @@ class TransformerLensSurface(HookedRootModule, ABC):
     """A HookedRootModule with everything around `forward` that TransformerLens's tools touch."""
 
     cfg: HookedGPTConfig
-    embed: nn.Module
-    pos_embed: nn.Module
-    blocks: nn.ModuleList
-    ln_final: nn.Module
-    unembed: nn.Module
+    embed: Any
+    pos_embed: Any
+    blocks: Any
+    ln_final: Any
+    unembed: Any
     tokenizer: None = None
 
     def __init__(self, config: ModelConfig) -> None:
