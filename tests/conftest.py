@@ -15,6 +15,7 @@ os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
 
@@ -49,3 +50,9 @@ def no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_here)
         yield
+
+
+@pytest.fixture
+def as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch jaxtyping's test-time checks off: users have none before our own checks speak."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

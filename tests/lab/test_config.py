@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from lab.config import ModelConfig, SampleConfig, TrainConfig
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 SIZES = {"n_layers": 2, "n_heads": 4, "d_model": 16, "d_vocab": 9, "n_ctx": 8}
 
 

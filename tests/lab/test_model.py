@@ -1,6 +1,5 @@
 """HookedGPT: shapes and names, both attention paths, layers one by one, caches, tying, refusals."""
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -251,11 +250,8 @@ class TestForward:
             (torch.tensor([[0, 1]]), {"return_type": "prob"}, r"return_type must be logits"),
         ],
     )
-    def test_refusals(
-        self, tokens: Tensor, kwargs: dict, message: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # A user has no test-time type checker in front of the check.
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    @pytest.mark.usefixtures("as_a_user")
+    def test_refusals(self, tokens: Tensor, kwargs: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             small_model()(tokens, **kwargs)
 
