@@ -14,9 +14,9 @@ import torch
 from einops import einsum, repeat
 from jaxtyping import Float, Float64
 from torch import Tensor
-from torch.nn import functional as F
 
 from lab.attention import AttentionReads
+from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
 from lab.naming import head_label, unknown_name
@@ -31,13 +31,10 @@ from probes.reads import (
     provenance,
     slices_of,
 )
-from probes.tables import ABLATION, digest, make_table
+from probes.tables import ABLATION, METRICS, digest, make_table
 
 Mode = Literal["zero", "mean"]
 MODES: tuple[Mode, ...] = ("zero", "mean")
-METRICS = ("loss", "token_accuracy", "exact_match")
-"""What an ablation is measured by: nats an answer token, share of answer tokens, share of sequences."""
-UNITS = {"loss": "nats", "token_accuracy": "share", "exact_match": "share"}
 
 PREFIX_TOKENS = 4_096
 """Tokens whose lower layers are kept while the variants of a layer run."""
@@ -67,7 +64,7 @@ def ablation_sweep(
         batch: Sequences of a task, with the rows that its loss counts.
         mode: "zero" or "mean"; a mean needs a reference.
         reference: What fills the gap in mode "mean"; see `mean_reference`.
-        metrics: Names out of METRICS.
+        metrics: Names out of METRICS in `probes.tables`.
         seed: Seed of the bootstrap.
 
     Raises:
@@ -90,7 +87,7 @@ def ablation_sweep(
             "metric": name,
             "mode": mode,
             "n_sequences": len(batch),
-            "unit": UNITS[name],
+            "unit": METRICS[name],
             **compared[name][i],
         }
         for i, (layer, heads, whole) in enumerate(variants)
@@ -234,22 +231,17 @@ def sequence_slices(batch: Batch, device: torch.device) -> Iterator[Batch]:
 
 def answer_totals(logits: Logits, batch: Batch) -> SequenceTotals:
     """Return METRICS of each sequence, each summed over what answer_counts counts."""
-    scored = batch.loss_mask[:, :-1]
-    targets = batch.tokens[:, 1:]
-    logits = logits[:, :-1].float()
-    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    right = (logits.argmax(dim=-1) == targets) | ~scored
-    totals = [
-        losses.masked_fill(~scored, 0.0).sum(dim=1),
-        (right & scored).sum(dim=1),
-        right.all(dim=1),
-    ]
+    scored = batch.loss_mask
+    # A sequence without answers has no mean loss, and adds nothing to the sum.
+    losses = answer_loss(logits, batch, reduce="sequence").nan_to_num() * scored.sum(dim=1)
+    right = (logits.argmax(dim=-1) == batch.tokens.roll(-1, dims=1)) | ~scored
+    totals = [losses, (right & scored).sum(dim=1), right.all(dim=1)]
     return torch.stack([total.cpu().double() for total in totals], dim=1).numpy()
 
 
 def answer_counts(batch: Batch) -> SequenceTotals:
     """Return what each sequence's METRICS are divided by: answer tokens, answer tokens, one."""
-    scored = batch.loss_mask[:, :-1].sum(dim=1).cpu().double()
+    scored = batch.loss_mask.sum(dim=1).cpu().double()
     return torch.stack([scored, scored, torch.ones_like(scored)], dim=1).numpy()
 
 

@@ -40,9 +40,7 @@ def half(positions: Positions) -> int:
     return len(positions) // 2 - 1
 
 
-def planted_codes(
-    kind: str, tokens: Tokens, *, beta: float, d_vocab: int
-) -> tuple[Codes, Codes]:
+def planted_codes(kind: str, tokens: Tokens, *, beta: float, d_vocab: int) -> tuple[Codes, Codes]:
     """Return q and k of one planted head in float64; the score of a cell is q . k.
 
     Raises:
@@ -90,8 +88,7 @@ class PlantedHeads:
     def reads(self, tokens: Tokens) -> AttentionReads:
         """Return what the heads do on some sequences."""
         codes = [
-            planted_codes(kind, tokens, beta=self.beta, d_vocab=self.d_vocab)
-            for kind in self.kinds
+            planted_codes(kind, tokens, beta=self.beta, d_vocab=self.d_vocab) for kind in self.kinds
         ]
         q = torch.stack([q for q, _ in codes], dim=2)
         k = torch.stack([k for _, k in codes], dim=2)

@@ -64,7 +64,9 @@ def model_device(model: ReadableModel) -> torch.device:
     return torch.device("cpu") if weight is None else weight.device
 
 
-def slices_of(x: ProbeInput, device: torch.device, at_once: int = TOKENS_AT_ONCE) -> Iterator[ProbeInput]:
+def slices_of(
+    x: ProbeInput, device: torch.device, at_once: int = TOKENS_AT_ONCE
+) -> Iterator[ProbeInput]:
     """Yield the input a few sequences at a time, on the device of the model."""
     step = max(1, at_once // x.tokens.shape[1])
     for start in range(0, len(x.tokens), step):

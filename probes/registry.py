@@ -26,6 +26,10 @@ class ProbeEntry:
     """Name on screens and plots."""
     summary: str
     """One sentence: what a high score means."""
+    head_kind: str
+    """What a head with a high score is called."""
+    target: str
+    """What such a head looks at, to follow "puts its attention on"."""
     rows: str
     """Which query rows are scored, and which keys count in each."""
     source: str
@@ -49,6 +53,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="sources",
         title="Task sources",
         summary="Looks at the symbol that is the answer; for reversal, the anti-diagonal.",
+        head_kind="source head",
+        target="the position that holds the answer",
         rows="rows whose logits predict an answer; key: the position that holds it "
         "(reversal: query + key = 2n + 1)",
         source="Vaswani et al. 2017 attention maps, read at the positions the task names",
@@ -61,6 +67,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="sources_plus_1",
         title="Sources, one row late",
         summary="Each answer token looks back at its own original: a duplicate-token stripe.",
+        head_kind="late source head",
+        target="the source of the answer one row late",
         rows="the row after each scored one; key: as in sources (reversal: query + key = 2n + 2)",
         source="neighbouring stripe of sources; a one-off reading of the map reports this one",
         caveat="A control for sources: a head that is high here and low there matches equal tokens.",
@@ -71,6 +79,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="sources_plus_2",
         title="Sources, two rows late",
         summary="Looks two rows late at the source; for reversal, an induction stripe.",
+        head_kind="late source head",
+        target="the source of the answer two rows late",
         rows="two rows after each scored one; key: as in sources (reversal: query + key = 2n + 3)",
         source="neighbouring stripe of sources",
         caveat="A control for sources, with one row less: the last one has no place.",
@@ -81,6 +91,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="previous",
         title="Previous token",
         summary="Looks at the token just before.",
+        head_kind="previous-token head",
+        target="the token just before",
         rows="rows from 2 on (from 1 where no BOS or SEP stands first); key: query - 1",
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="A head that prefers recent tokens scores too; compare with other distances.",
@@ -90,6 +102,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="current",
         title="Current token",
         summary="Looks at the token itself.",
+        head_kind="current-token head",
+        target="the token itself",
         rows="rows from 1 on; key: query",
         source="ARENA 3.0, current-token heads",
         caveat="Token-matching heads that do not exclude themselves score too.",
@@ -99,6 +113,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="first",
         title="First token",
         summary="Rests on the first position: an attention sink.",
+        head_kind="first-token head",
+        target="the first position",
         rows="rows from 1 on; key: 0",
         source="Gu et al. 2025, When attention sink emerges in language models",
         caveat="Often a head at rest: what it reads there may be next to nothing.",
@@ -108,6 +124,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="duplicate",
         title="Duplicate token",
         summary="Looks at earlier copies of the same token.",
+        head_kind="duplicate-token head",
+        target="earlier copies of the same token",
         rows="rows whose token stood before (BOS and SEP do not count); keys: all earlier copies",
         source="Wang et al. 2023, Interpretability in the wild",
         caveat="In natural text common words repeat; type heads on random tokens.",
@@ -117,6 +135,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         name="induction",
         title="Induction",
         summary="Looks at what followed the same token earlier.",
+        head_kind="induction head",
+        target="what followed the same token earlier",
         rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
         "after each earlier copy",
         source="Olsson et al. 2022, In-context learning and induction heads",

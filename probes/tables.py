@@ -28,6 +28,10 @@ DTYPES: Mapping[Kind, str] = {
     "flag": "bool",
 }
 
+METRICS: Mapping[str, str] = {"loss": "nats", "token_accuracy": "share", "exact_match": "share"}
+"""What an ablation is measured by, and its unit: a mean over answer tokens, over answer tokens, over
+sequences."""
+
 CSV_FLOAT = "%.6g"
 """Floats in CSV files and in HTML reports, so that both show the very same numbers."""
 
@@ -71,13 +75,17 @@ HEADS = Schema(
         LAYER,
         HEAD,
         Column(name="probe", kind="text", meaning="name of the probe"),
-        Column(name="score", kind="number", meaning="attention mass on the targets, mean over rows"),
+        Column(
+            name="score", kind="number", meaning="attention mass on the targets, mean over rows"
+        ),
         Column(name="chance", kind="number", meaning="score of a head that spreads evenly"),
         Column(name="kappa", kind="number", meaning="(score - chance) / (1 - chance)"),
         CI_LOW,
         CI_HIGH,
         N_SEQUENCES,
-        Column(name="n_rows", kind="whole", meaning="query rows that were scored, over all sequences"),
+        Column(
+            name="n_rows", kind="whole", meaning="query rows that were scored, over all sequences"
+        ),
         UNIT,
     ),
 )
@@ -99,9 +107,7 @@ ENTROPY = Schema(
             unit="nats",
             meaning="entropy with key 0 hidden, over the rows that are not silent",
         ),
-        Column(
-            name="sink_free_normalised", kind="number", meaning="sink_free / ln(query_pos)"
-        ),
+        Column(name="sink_free_normalised", kind="number", meaning="sink_free / ln(query_pos)"),
         Column(
             name="silent",
             kind="number",
