@@ -1,0 +1,331 @@
+"""Probabilities against a naive float64 definition, cached decoding against whole passes."""
+
+import math
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lab.attention import KeyValueCache
+from lab.config import ModelConfig, SampleConfig
+from lab.gates import HeadGates, Reference
+from lab.generation import generate, next_token_probabilities, stack_prompts, stream
+from lab.model import HookedGPT
+
+
+def naive_probabilities(logits: list[float], config: SampleConfig) -> list[float]:
+    """The definition, one number at a time, in Python's float64."""
+    ranked = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    if config.temperature == 0:
+        return [float(i == ranked[0]) for i in range(len(logits))]
+    best = max(logits)
+    weights = [math.exp((x - best) / config.temperature) for x in logits]
+    kept = ranked[: config.top_k]
+    total = math.fsum(weights[i] for i in kept)
+    if config.top_p is not None:
+        nucleus, mass = [], 0.0
+        for i in kept:
+            nucleus.append(i)
+            mass += weights[i] / total
+            if mass >= config.top_p:
+                break
+        kept = nucleus
+    total = math.fsum(weights[i] for i in kept)
+    return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+
+
+configs = st.builds(
+    SampleConfig,
+    temperature=st.just(0.0) | st.floats(0.05, 20),
+    top_k=st.none() | st.integers(1, 12),
+    top_p=st.none() | st.floats(0.01, 1.0),
+)
+
+
+@settings(deadline=None)
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=9, unique=True),
+    config=configs,
+)
+def test_probabilities_equal_the_definition(logits, config):
+    got = next_token_probabilities(torch.tensor([logits]), config)[0]
+    assert got.tolist() == pytest.approx(naive_probabilities(logits, config), abs=1e-9)
+    assert got.sum().item() == pytest.approx(1.0)
+
+
+def entropy(probabilities: torch.Tensor) -> float:
+    return torch.special.entr(probabilities).sum().item()
+
+
+def test_the_worked_temperatures_come_out():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    of = {
+        t: next_token_probabilities(logits, SampleConfig(temperature=t))
+        for t in (0.1, 0.5, 1.0, 2.0, 10.0)
+    }
+    at_one = [0.643914, 0.236883, 0.087144, 0.032059]
+    assert of[1.0].tolist() == pytest.approx(at_one, abs=1e-6)
+    assert of[2.0].tolist() == pytest.approx([0.455054, 0.276004, 0.167405, 0.101536], abs=1e-6)
+    want = {0.1: 0.000499, 0.5: 0.455429, 1.0: 0.947537, 2.0: 1.245050, 10.0: 1.380071}
+    assert {t: entropy(p) for t, p in of.items()} == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("margin", "temperature", "exact_match"),
+    [
+        *[(8, 0.1, 1.0), (8, 0.5, 0.99999), (8, 0.7, 0.99904), (8, 1.0, 0.97096)],
+        *[(8, 1.5, 0.66103), (8, 2.0, 0.23030), (4, 0.5, 0.97096), (4, 1.0, 0.23030)],
+        *[(4, 2.0, 0.00068), (12, 1.0, 0.99946), (12, 2.0, 0.80637)],
+    ],
+)
+def test_eight_answers_against_eleven_rivals_survive_a_temperature_as_computed(
+    margin, temperature, exact_match
+):
+    logits = torch.zeros(12)
+    logits[3] = margin
+    right = next_token_probabilities(logits, SampleConfig(temperature=temperature))[3].item()
+    assert right**8 == pytest.approx(exact_match, abs=6e-6)
+
+
+def test_equals_at_the_edge_are_cut_to_exactly_k_lowest_ids_first():
+    logits = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])
+    top_k = next_token_probabilities(logits, SampleConfig(top_k=2))
+    assert top_k.tolist() == [0.0, 0.5, 0.5, 0.0, 0.0]
+    top_p = next_token_probabilities(torch.zeros(4), SampleConfig(top_p=0.5))
+    assert top_p.tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300, 1e-9])
+def test_temperatures_at_and_near_zero_take_the_largest(temperature):
+    logits = torch.tensor([[-3.0, 5.0, 4.999, -math.inf]])
+    got = next_token_probabilities(logits, SampleConfig(temperature=temperature))
+    assert got.tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_refused(bad, temperature):
+    with pytest.raises(ValueError, match=r"^logits must be finite numbers, got NaN or infinity; "):
+        next_token_probabilities(torch.tensor([1.0, bad]), SampleConfig(temperature=temperature))
+
+
+def make_model(positions: str = "standard", d_vocab: int = 12, **changes) -> HookedGPT:
+    config = ModelConfig(
+        n_layers=2,
+        n_heads=2,
+        d_model=16,
+        d_vocab=d_vocab,
+        n_ctx=16,
+        positional_embedding_type=positions,
+        initializer_range=0.5,
+        **changes,
+    )
+    return HookedGPT(config).double()  # so that no rounding decides a draw
+
+
+PROMPTS = torch.tensor([[0, 3, 5, 7], [0, 2, 2, 9], [0, 4, 1, 6]])
+
+
+def uncached(model, tokens, config, n, gates=None) -> torch.Tensor:
+    """The same draws from a whole forward pass for every token."""
+    generator = torch.Generator().manual_seed(config.seed)
+    for _ in range(n):
+        logits = model(tokens, gates=gates)[:, -1].detach()
+        if config.temperature == 0:
+            drawn = logits.argmax(dim=-1, keepdim=True)
+        else:
+            rows = [naive_probabilities(row.tolist(), config) for row in logits]
+            probabilities = torch.tensor(rows, dtype=torch.float64)
+            drawn = torch.multinomial(probabilities, 1, generator=generator)
+        tokens = torch.cat([tokens, drawn], dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("positions", ["standard", "sinusoidal", "rotary"])
+@pytest.mark.parametrize(
+    "config",
+    [SampleConfig(temperature=0.0), SampleConfig(seed=3), SampleConfig(top_k=4, top_p=0.8)],
+    ids=["greedy", "sampled", "filtered"],
+)
+def test_cached_generation_equals_uncached_token_for_token(positions, config):
+    model = make_model(positions)
+    got = generate(model, PROMPTS, config, 12)
+    assert torch.equal(got, uncached(model, PROMPTS, config, 12))
+    assert len({tuple(row) for row in got[:, 4:].tolist()}) == 3  # the prompts are not ignored
+
+
+@pytest.mark.parametrize("positions", ["standard", "rotary"])
+def test_cached_logits_equal_a_whole_pass_at_every_step_in_float32(positions):
+    model = make_model(positions).float()
+    tokens = torch.randint(0, 12, (3, 16), generator=torch.Generator().manual_seed(0))
+    whole, cache = model(tokens), KeyValueCache(2)
+    parts = [model(tokens[:, :5], kv_cache=cache)]
+    parts += [model(tokens[:, p : p + 1], kv_cache=cache) for p in range(5, 16)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=0)
+
+
+def some_gates(model: HookedGPT, kind: str):
+    z = torch.randn(2, 16, 2, 8, generator=torch.Generator().manual_seed(1)).double()
+    mean = Reference(name="noise", sha256="0", z=z)
+    if kind == "everywhere":
+        return HeadGates.ablate([(0, 1), (1, 0)], like=model)
+    if kind == "at positions":
+        return HeadGates.ablate([(0, 0), (1, 1)], like=model, positions=(2, 6, 7))
+    return HeadGates.ablate([(0, 0), (1, 1)], like=model, fill=mean).tensors(model, [mean])
+
+
+@pytest.mark.parametrize("kind", ["everywhere", "at positions", "filled by position"])
+def test_gates_act_on_every_token_at_its_own_position(kind):
+    model, greedy = make_model(), SampleConfig(temperature=0.0)
+    gates = some_gates(model, kind)
+    got = generate(model, PROMPTS, greedy, 10, gates=gates)
+    assert torch.equal(got, uncached(model, PROMPTS, greedy, 10, gates=gates))
+    assert not torch.equal(got, generate(model, PROMPTS, greedy, 10))
+
+
+def test_hooks_act_on_every_token():
+    model, greedy = make_model(), SampleConfig(temperature=0.0)
+    lengths = []
+
+    def zero_head(z, hook):
+        lengths.append(z.shape[1])
+        z = z.clone()
+        z[:, :, 1] = 0
+        return z
+
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", zero_head)]):
+        hooked = generate(model, PROMPTS, greedy, 6)
+    gates = HeadGates.ablate([(0, 1)], like=model)
+    assert torch.equal(hooked, generate(model, PROMPTS, greedy, 6, gates=gates))
+    assert lengths == [4, 1, 1, 1, 1, 1]
+
+
+def test_a_greedy_batch_equals_its_single_sequences():
+    model, greedy = make_model(), SampleConfig(temperature=0.0)
+    singles = [generate(model, row.unsqueeze(0), greedy, 8) for row in PROMPTS]
+    assert torch.equal(generate(model, PROMPTS, greedy, 8), torch.cat(singles))
+
+
+def test_the_models_own_generate_is_this_one():
+    model = make_model()
+    want = generate(model, PROMPTS, SampleConfig(temperature=0.7, top_k=5, top_p=0.9, seed=4), 6)
+    got = model.generate(PROMPTS, max_new_tokens=6, temperature=0.7, top_k=5, top_p=0.9, seed=4)
+    assert torch.equal(got, want)
+
+
+def test_draws_are_as_frequent_as_their_probabilities():
+    model, config = make_model(d_vocab=5), SampleConfig(temperature=2.0, seed=0)
+    prompts = torch.tensor([[0, 3]]).expand(20_000, -1)
+    drawn = generate(model, prompts, config, 1)[:, -1]
+    expected = next_token_probabilities(model(prompts[:1])[0, -1], config) * 20_000
+    assert expected.min() > 5
+    counts = torch.bincount(drawn, minlength=5)
+    assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
+
+
+def test_seeds_decide_the_draws_and_the_global_generator_is_left_alone():
+    model = make_model()
+    before = torch.get_rng_state()
+    first, again, other = (generate(model, PROMPTS, SampleConfig(seed=s), 12) for s in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    torch.manual_seed(123)
+    assert torch.equal(first, generate(model, PROMPTS, SampleConfig(seed=1), 12))
+    torch.set_rng_state(before)
+
+
+def test_streams_in_two_threads_do_not_disturb_each_other():
+    model, turns = make_model(), threading.Barrier(2)
+    want = [generate(model, PROMPTS, SampleConfig(seed=s), 10)[:, 4:] for s in (1, 2)]
+    got = [[], []]
+
+    def run(i: int) -> None:
+        for token in stream(model, PROMPTS, SampleConfig(seed=i + 1), 10):
+            got[i].append(token)
+            turns.wait(timeout=30)  # token by token in turns, the worst interleaving
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(torch.stack(got[i], dim=1), want[i]) for i in range(2))
+
+
+def test_a_stream_computes_no_token_before_it_is_asked_for():
+    model, calls = make_model(), []
+    with model.hooks(fwd_hooks=[("hook_embed", lambda value, hook: calls.append(value.shape[1]))]):
+        tokens = stream(model, PROMPTS, SampleConfig(), 5)
+        assert calls == []
+        next(tokens)
+        assert calls == [4]
+        assert torch.is_grad_enabled()  # the consumer's own work is not under no_grad
+        next(tokens)
+        assert calls == [4, 1]
+
+
+def test_a_sequence_ends_with_a_stop_id_and_repeats_it_until_all_have_ended():
+    # The embedding alone decides: 2 -> 3 -> 4 -> ... whatever came before.
+    model = make_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.ln_final.w.fill_(1.0)
+        model.embed.W_E[:, :12] = torch.eye(12)
+        model.unembed.W_U[:12] = torch.eye(12).roll(1, dims=1)
+    prompts, greedy = torch.tensor([[0, 2], [0, 7], [0, 4]]), SampleConfig(temperature=0.0)
+    got = generate(model, prompts, greedy, 8, stop_ids=(6, 9))[:, 2:]
+    assert got.tolist() == [[3, 4, 5, 6], [8, 9, 9, 9], [5, 6, 6, 6]]
+    cut = generate(model, prompts, greedy, 3, stop_ids=(6, 9))[:, 2:]
+    assert torch.equal(cut, got[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "stop_ids", "message"),
+    [
+        ([[]], 1, (), r"^prompt must have at least 1 token, got none$"),
+        ([[0, 12]], 1, (), r"^token ids must be from 0 to 11, got 0 to 12$"),
+        ([[-1, 2]], 1, (), r"^token ids must be from 0 to 11, got -1 to 2$"),
+        ([[0, 2]], 1, (12,), r"^stop ids must be from 0 to 11, got 12 to 12$"),
+        ([[0, 2]], 0, (), r"^max_new_tokens must be a whole number of at least 1, got 0$"),
+        (
+            [[0] * 13],
+            4,
+            (),
+            r"^prompt and new tokens must be at most n_ctx = 16, got 13 \+ 4; "
+            r"at most 3 new tokens fit$",
+        ),
+        ([[0] * 16], 1, (), r"got 16 \+ 1; shorten the prompt$"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_refused_before_the_first_token(
+    tokens, n, stop_ids, message
+):
+    tokens = torch.tensor(tokens, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        stream(make_model(), tokens, SampleConfig(), n, stop_ids=stop_ids)
+
+
+def test_the_last_position_can_be_filled():
+    assert generate(make_model(), PROMPTS, SampleConfig(), 12).shape == (3, 16)
+
+
+def test_seeds_that_do_not_fit_a_generator_are_refused():
+    with pytest.raises(ValueError, match=r"^seed must be below 2\*\*64, got 18446744073709551616$"):
+        stream(make_model(), PROMPTS, SampleConfig(seed=2**64), 1)
+
+
+def test_prompts_of_one_length_stack_and_others_are_refused():
+    assert torch.equal(stack_prompts(list(PROMPTS.split(1))), PROMPTS)
+    with pytest.raises(
+        ValueError,
+        match=r"^prompts in a batch must be of equal length \(there is no padding\), "
+        r"got 3 and 4; generate from them one at a time$",
+    ):
+        stack_prompts([PROMPTS, PROMPTS[:, :3]])
+    with pytest.raises(ValueError, match=r"equal length .*, got no prompt;"):
+        stack_prompts([])
