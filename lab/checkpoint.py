@@ -1,0 +1,248 @@
+"""Models and training states on disk: folders that appear whole, and are checked before use.
+
+A checkpoint folder holds config.json, model.safetensors and, while it can be resumed from,
+optimizer.safetensors and training.json; its manifest.json is written last, then the folder gets
+its name in one rename. How folders make up a run is `lab.runs`'s.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.config import SCHEMA_VERSION, ModelConfig, TrainConfig
+from lab.durable import atomic_dir, atomic_write, hold, to_json
+from lab.manifest import (
+    MANIFEST,
+    FileEntry,
+    entry_of,
+    read_manifest,
+    read_versioned,
+    seal_folder,
+    verified,
+    write_manifest,
+)
+from lab.model import HookedGPT
+from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, open_run, step_name
+from lab.weights import (
+    PICKLE_SUFFIXES,
+    check_header,
+    expected_shapes,
+    read_weights,
+    refuse_pickle,
+    weights_bytes,
+)
+
+OPTIMIZER = "optimizer.safetensors"
+TRAINING = "training.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's running means of the gradient and of its square."""
+
+
+def save_model(model: HookedGPT, path: str | Path) -> None:
+    """Write config and weights to a new folder.
+
+    Raises:
+        ValueError: If the folder exists.
+        OSError: If the place cannot be written or is full; nothing is left behind.
+    """
+    with atomic_dir(Path(path)) as folder:
+        described = {"schema_version": SCHEMA_VERSION, "model": model.config.to_dict()}
+        atomic_write(folder / CONFIG, to_json(described))
+        atomic_write(folder / WEIGHTS, weights_bytes(model.state_dict()))
+        seal_folder(folder)
+
+
+def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -> HookedGPT:
+    """Read a model from a run folder or a checkpoint folder, checking every byte of it.
+
+    Args:
+        path: A complete run, or a folder that save_model or training wrote.
+        device: Where the model goes.
+        step: Of a run, the checkpoint of this step; None: the trained model.
+
+    Raises:
+        ValueError: If the folder is incomplete or damaged, its weights are a pickle, or their
+            shapes, seen in the header before memory is taken, disagree with the config.
+    """
+    folder = Path(path)
+    if folder.is_file():
+        refuse_pickle(folder)
+        raise ValueError(
+            f"model must be a run folder or a checkpoint folder, got the file {str(path)!r}; "
+            "give the folder that holds it"
+        )
+    if step is not None:
+        folder = open_run(folder, unfinished=True).checkpoint(step)
+    elif not (folder / MANIFEST).is_file() and not has_pickle(folder):
+        open_run(folder)  # says what is wrong: no such folder, or not complete
+    config, weights = checked_weights(folder)
+    dtype = check_header(weights, expected_shapes(config))
+    model = HookedGPT(config).to(dtype)
+    model.load_state_dict(read_weights(weights))
+    return model.to(device).eval()
+
+
+def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:
+    """Return the config and the weights file of a folder, once both are what was written."""
+    if (folder / WEIGHTS).is_file():
+        refuse_pickle(folder / WEIGHTS)
+    elif has_pickle(folder):
+        refuse_pickle(has_pickle(folder)[0])
+    entries = read_manifest(folder)
+    for name in (CONFIG, WEIGHTS):
+        if name not in entries:
+            raise ValueError(
+                f"{MANIFEST} must list {name}, got {str(folder / MANIFEST)!r} without it; "
+                "restore the folder from a copy"
+            )
+    return read_model_config(folder, entries), verified(folder, WEIGHTS, entries[WEIGHTS])
+
+
+def has_pickle(folder: Path) -> list[Path]:
+    """Return the files of a folder whose names say that they are pickles."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
+
+
+def read_model_config(folder: Path, entries: dict[str, FileEntry]) -> ModelConfig:
+    """Read the model's description from the config.json of a run or of a checkpoint."""
+    path = verified(folder, CONFIG, entries[CONFIG])
+    data = read_versioned(path)
+    train = data.get("train")
+    model = data.get("model", train.get("model", {}) if isinstance(train, dict) else {})
+    try:
+        return ModelConfig.from_dict(model)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def save_checkpoint(
+    run_dir: Path,
+    config: TrainConfig,
+    step: int,
+    model: HookedGPT,
+    optimizer: torch.optim.AdamW,
+) -> Path:
+    """Write the checkpoint of a step into a run folder and return its own folder.
+
+    Raises:
+        OSError: If the place cannot be written or is full; earlier checkpoints are untouched.
+    """
+    final = run_dir / CHECKPOINTS / step_name(step)
+    if final.exists():  # resumed from it, or told to save twice: it holds this very state
+        return final
+    described: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
+    described |= {"model": config.model.to_dict(), "train": config.to_dict()}
+    state = {"schema_version": SCHEMA_VERSION, "optimizer": "AdamW", "step": step}
+    with atomic_dir(final) as folder:
+        atomic_write(folder / CONFIG, to_json(described))
+        atomic_write(folder / WEIGHTS, weights_bytes(model.state_dict()))
+        atomic_write(folder / OPTIMIZER, weights_bytes(moments(model, optimizer)))
+        atomic_write(folder / TRAINING, to_json(state))
+        seal_folder(folder)
+    return final
+
+
+def moments(model: HookedGPT, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """Return AdamW's two moments of every parameter; zeros before its first step."""
+    named = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        for moment in MOMENTS:
+            named[f"{moment}.{name}"] = state.get(moment, torch.zeros_like(parameter))
+    return named
+
+
+def moment_shapes(model: HookedGPT) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor that an optimizer.safetensors of the model holds."""
+    for name, parameter in model.named_parameters():
+        for moment in MOMENTS:
+            yield f"{moment}.{name}", tuple(parameter.shape)
+
+
+def load_checkpoint(folder: Path, model: HookedGPT, optimizer: torch.optim.AdamW) -> int:
+    """Put the state of a checkpoint into a model and its optimiser, and return its step.
+
+    Raises:
+        ValueError: If the checkpoint is damaged, of another model, or holds weights only.
+    """
+    config, weights = checked_weights(folder)
+    if config != model.config:
+        raise ValueError(
+            f"checkpoint must be of the model in training, got another config in {str(folder)!r}; "
+            "resume with the config of the run"
+        )
+    entries = read_manifest(folder)
+    if OPTIMIZER not in entries or TRAINING not in entries:
+        raise ValueError(stripped(folder))
+    saved = verified(folder, OPTIMIZER, entries[OPTIMIZER])
+    step = read_versioned(verified(folder, TRAINING, entries[TRAINING])).get("step")
+    if not isinstance(step, int) or folder.name != step_name(step):
+        raise ValueError(
+            f"{TRAINING} must name the step of its folder, got {step!r} in {str(folder)!r}; "
+            "remove this checkpoint to resume from the one before"
+        )
+    check_header(weights, expected_shapes(config))
+    check_header(saved, moment_shapes(model))
+    model.load_state_dict(read_weights(weights))
+    if step:
+        held = read_weights(saved)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        grouped = [p for group in optimizer.param_groups for p in group["params"]]
+        state = {
+            index: {"step": torch.tensor(float(step))}
+            | {moment: held[f"{moment}.{names[parameter]}"] for moment in MOMENTS}
+            for index, parameter in enumerate(grouped)
+        }
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return step
+
+
+def stripped(folder: Path) -> str:
+    """Say why a checkpoint of weights alone cannot be resumed."""
+    return (
+        f"run must have its training state to be resumed, got {str(folder)!r} with weights only "
+        "(stripped); train anew under another name"
+    )
+
+
+def can_resume(run: Run) -> bool:
+    """Tell whether the last checkpoint of a run still has its training state."""
+    folder = run.checkpoint()
+    return (folder / OPTIMIZER).is_file() and (folder / TRAINING).is_file()
+
+
+def strip_training_state(run_dir: str | Path) -> None:
+    """Leave weights only in the checkpoints of a complete run: a third of the size, not resumable.
+
+    Killed at any moment, the run still verifies; calling it again finishes the work.
+
+    Raises:
+        ValueError: If the run is not complete or is in use.
+    """
+    run = open_run(Path(run_dir))
+    folders = [run.checkpoint(step) for step in run.steps]
+    with hold(run.path):
+        # The run forgets what is about to change, then each checkpoint does, then files go.
+        changing = {
+            f"{CHECKPOINTS}/{folder.name}/{name}"
+            for folder in folders
+            for name in (OPTIMIZER, TRAINING, MANIFEST)
+        }
+        entries = {name: entry for name, entry in run.files.items() if name not in changing}
+        write_manifest(run.path, entries)
+        for folder in folders:
+            kept = read_manifest(folder)
+            if OPTIMIZER in kept or TRAINING in kept:
+                left = {n: entry for n, entry in kept.items() if n not in (OPTIMIZER, TRAINING)}
+                write_manifest(folder, left)
+            for name in (OPTIMIZER, TRAINING):
+                (folder / name).unlink(missing_ok=True)
+            relative = f"{CHECKPOINTS}/{folder.name}/{MANIFEST}"
+            entries[relative] = entry_of(folder / MANIFEST)
+        write_manifest(run.path, entries)

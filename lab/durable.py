@@ -1,0 +1,179 @@
+"""Files and folders that are written whole or not at all, and are what they were when written.
+
+A name appears only when what stands under it is complete: everything is written beside it under a
+temporary name, forced to the disk and renamed once. What a run is made of is not known here.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST_JSON = 64 * 2**20
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a free name beside path that every listing passes over."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextlib.contextmanager
+def one_clear_error(place: Path) -> Iterator[None]:
+    """Turn whatever the system says about a place for output into one line with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # ours already, from a nested write
+            raise
+        rule = "on a disk with room" if error.errno in FULL else "writable"
+        remedy = "free some space" if error.errno in FULL else "change its permissions"
+        clear = OSError(
+            f"place for output must be {rule}, got {error.strerror!r} at {str(place)!r}; "
+            f"{remedy} or choose another place, then try again (what was complete is kept)"
+        )
+        raise clear from error
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that its name holds the old bytes or the new ones, never a part.
+
+    Raises:
+        OSError: One line with the remedy; the old file, if any, is untouched.
+    """
+    temporary = temporary_name(path)
+    with one_clear_error(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(final: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; when the block ends well it becomes `final`, in one rename.
+
+    Raises:
+        ValueError: If `final` exists already.
+        OSError: One line with the remedy, if the place cannot be written; nothing is left behind.
+    """
+    if final.exists():
+        raise ValueError(
+            f"folder must be new, got {str(final)!r}, which exists; choose another name"
+        )
+    temporary = temporary_name(final)
+    with one_clear_error(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        try:
+            with hold(temporary):
+                yield temporary
+                for path in sorted(temporary.rglob("*"), reverse=True):
+                    sync(path)
+                sync(temporary)
+                temporary.rename(final)
+            sync(final.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep a folder to this process; the system lets go of it even after `kill -9`.
+
+    Raises:
+        ValueError: If another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"folder must not be in use, got {str(folder)!r}, which another process writes; "
+                "wait until it ends or choose another name"
+            ) from None
+        except OSError as error:  # a file system without locks: go on without one
+            logger.debug("no lock on %s: %s", folder, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(parent: Path, name: str = "") -> None:
+    """Remove temporary files and folders that a killed process left, those of `name` or all."""
+    if not parent.is_dir():
+        return
+    for path in parent.iterdir():
+        ours = path.name.startswith(f".{name}.tmp-") if name else path.name.startswith(".")
+        if not ours or ".tmp-" not in path.name:
+            continue
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            continue
+        # Still held: its owner is alive and about to rename it.
+        with contextlib.suppress(ValueError, OSError), hold(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def to_json(data: Mapping[str, Any]) -> bytes:
+    """Return data as the bytes of a JSON file, the same for the same data."""
+    return (json.dumps(data, indent=1) + "\n").encode("ascii")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        ValueError: If the file is missing, damaged or not an object.
+    """
+    try:
+        if path.stat().st_size > LONGEST_JSON:
+            raise ValueError("too large")
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(
+            f"{path.name} must be a readable file, got {error.strerror!r} at {str(path)!r}; "
+            "restore the folder from a copy"
+        ) from error
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f"{path.name} must be whole JSON, got damaged text in {str(path)!r}; "
+            "restore the folder from a copy"
+        ) from None
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"{path.name} must be a JSON object, got {type(data).__name__} in {str(path)!r}; "
+            "restore the folder from a copy"
+        )
+    return data

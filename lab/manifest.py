@@ -1,0 +1,132 @@
+"""What vouches for a folder: manifest.json, the size and sha256 of every other file. No torch.
+
+It is written last, so a folder with a manifest is complete, and every listed file is checked
+against it before it is read. Which files a run or a checkpoint has is not known here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lab.config import SCHEMA_VERSION
+from lab.durable import atomic_write, file_sha256, read_json, to_json
+
+MANIFEST = "manifest.json"
+"""The file that lists the others of its folder; written last."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What the manifest knows of a file."""
+
+    sha256: str
+    bytes: int
+
+
+def is_inside(name: str) -> bool:
+    """Tell whether a relative name with forward slashes stays in its folder and is visible."""
+    parts = PurePosixPath(name).parts
+    hidden = any(part.startswith(".") for part in parts)
+    return bool(parts) and parts[0] != "/" and not hidden and not set(name) & {"\x00", "\\"}
+
+
+def read_versioned(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder whose layout this version knows.
+
+    Raises:
+        ValueError: If it was written by a newer version; an older one is upgraded step by step.
+    """
+    data = read_json(path)
+    version = data.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(
+            f"schema_version must be a whole number of at least 1, got {version!r} in {str(path)!r}"
+        )
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"schema_version must be at most {SCHEMA_VERSION}, got {version} in {str(path)!r}; "
+            "update headlab to read it"
+        )
+    return data
+
+
+def read_manifest(folder: Path) -> dict[str, FileEntry]:
+    """Return what a folder's manifest.json lists, by relative name with forward slashes.
+
+    Raises:
+        ValueError: If the manifest is missing, damaged, too new or names a file outside the folder.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(
+            f"folder must be complete, got {str(folder)!r} without its {MANIFEST}; "
+            "use a run or a checkpoint that was written to its end"
+        )
+    listed = read_versioned(path).get("files")
+    entries = {}
+    for name, entry in listed.items() if isinstance(listed, dict) else ():
+        whole = isinstance(entry, dict) and isinstance(entry.get("sha256"), str)
+        if not is_inside(name) or not whole or not isinstance(entry.get("bytes"), int):
+            raise ValueError(
+                f"{MANIFEST} must list files of its folder with sha256 and bytes, "
+                f"got {name!r} in {str(path)!r}; restore the folder from a copy"
+            )
+        entries[name] = FileEntry(sha256=entry["sha256"], bytes=entry["bytes"])
+    if not entries:
+        raise ValueError(
+            f"{MANIFEST} must list the files of its folder, got none in {str(path)!r}; "
+            "restore the folder from a copy"
+        )
+    return entries
+
+
+def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
+    """Return the path of a listed file, once it is there, in the folder and of the right size."""
+    path = folder / name
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{name} must be there, got no such file in {str(folder)!r}; "
+            "restore it from a copy or train again"
+        )
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise ValueError(
+            f"{name} must have {entry.bytes} bytes, got {size} in {str(folder)!r}; "
+            "restore it from a copy or train again"
+        )
+    return path
+
+
+def verified(folder: Path, name: str, entry: FileEntry) -> Path:
+    """Return the path of a listed file, once its bytes are the ones that were written.
+
+    Raises:
+        ValueError: If it is missing, cut off or changed.
+    """
+    path = check_size(folder, name, entry)
+    got = file_sha256(path)
+    if got != entry.sha256:
+        raise ValueError(
+            f"{name} must have the sha256 {entry.sha256[:12]}..., got {got[:12]}... in "
+            f"{str(folder)!r}, so it was changed; restore it from a copy or train again"
+        )
+    return path
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Describe a file as it stands on the disk."""
+    return FileEntry(sha256=file_sha256(path), bytes=path.stat().st_size)
+
+
+def write_manifest(folder: Path, entries: Mapping[str, FileEntry]) -> None:
+    """Write manifest.json, atomically."""
+    files = {name: asdict(entries[name]) for name in sorted(entries)}
+    atomic_write(folder / MANIFEST, to_json({"schema_version": SCHEMA_VERSION, "files": files}))
+
+
+def seal_folder(folder: Path) -> None:
+    """Declare a folder complete: write its manifest over every visible file in it."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    listed = [name for name in names if name != MANIFEST and is_inside(name)]
+    write_manifest(folder, {name: entry_of(folder / name) for name in listed})

@@ -1,0 +1,171 @@
+"""A run folder while it is trained: created whole, grown by checkpoints, sealed at the end.
+
+At any moment a killed process leaves either no run folder or one that can be resumed. Only the main
+process has a writer. What a finished run offers to its readers is `lab.runs`'s.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from lab.checkpoint import can_resume, save_checkpoint, stripped
+from lab.config import SCHEMA_VERSION, TrainConfig
+from lab.durable import (
+    atomic_dir,
+    atomic_write,
+    hold,
+    one_clear_error,
+    remove_leftovers,
+    sync,
+    to_json,
+)
+from lab.manifest import MANIFEST
+from lab.model import HookedGPT
+from lab.runs import (
+    CONFIG,
+    METRIC_COLUMNS,
+    METRICS,
+    WEIGHTS,
+    check_run_name,
+    checkpoint_steps,
+    metrics_row,
+    open_run,
+    read_metrics,
+    seal,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
+    """Return the step that a run of this config would go on from in the folder.
+
+    Raises:
+        ValueError: If the folder is taken, or holds a run that cannot be continued so.
+    """
+    check_run_name(run_dir.name)
+    if not run_dir.exists():
+        return 0
+    if not resume:
+        raise ValueError(
+            f"run folder must be new, got {str(run_dir)!r}, which exists; "
+            "choose another name or continue it with --resume"
+        )
+    run = open_run(run_dir, unfinished=True)
+    if not can_resume(run):
+        raise ValueError(stripped(run_dir))
+    # Where a run continues is free; what it computes is not.
+    given = dataclasses.replace(config, device=run.config.device)
+    for field in dataclasses.fields(TrainConfig):
+        got, had = getattr(given, field.name), getattr(run.config, field.name)
+        if got != had:
+            raise ValueError(
+                f"config must be the run's own to resume it, got {field.name} {got} where "
+                f"{run.name!r} has {had}; leave it as it was or choose another name"
+            )
+    return run.steps[-1]
+
+
+class RunWriter:
+    """Writes one run folder; use it in a `with` block, which keeps the folder to this process."""
+
+    def __init__(self, run_dir: Path, config: TrainConfig) -> None:
+        self.run_dir = run_dir
+        self.config = config
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def create(
+        self, model: HookedGPT, optimizer: torch.optim.AdamW, info: Mapping[str, Any]
+    ) -> None:
+        """Make the folder appear with its config, empty metrics and the checkpoint of step 0."""
+        with one_clear_error(self.run_dir):
+            remove_leftovers(self.run_dir.parent, self.run_dir.name)
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        described = {"schema_version": SCHEMA_VERSION, "train": self.config.to_dict()}
+        described |= {"seed": self.config.seed, "created": created, **info}
+        with atomic_dir(self.run_dir) as folder:
+            atomic_write(folder / CONFIG, to_json(described))
+            atomic_write(folder / METRICS, (",".join(METRIC_COLUMNS) + "\n").encode("ascii"))
+            save_checkpoint(folder, self.config, 0, model, optimizer)
+        self._held.enter_context(hold(self.run_dir))
+        self._open_metrics()
+
+    def resume(self) -> int:
+        """Take the folder over and return the step of its last checkpoint.
+
+        What a killed process left is removed, and metrics are cut to that step.
+
+        Raises:
+            ValueError: If another process writes the run, or metrics are missing.
+        """
+        self._held.enter_context(hold(self.run_dir))
+        run = open_run(self.run_dir, unfinished=True)
+        step = run.steps[-1]
+        with one_clear_error(self.run_dir):
+            remove_leftovers(self.run_dir)
+            remove_leftovers(run.checkpoint().parent)
+        rows = read_metrics(self.run_dir / METRICS)[:step]
+        if [row["step"] for row in rows] != list(range(1, step + 1)):
+            raise ValueError(
+                f"{METRICS} must have a row for every step up to {step}, got {len(rows)} in order "
+                f"in {str(self.run_dir)!r}; restore it from a copy or train under another name"
+            )
+        if not run.files:  # a complete run stays as it was sealed
+            lines = [",".join(METRIC_COLUMNS) + "\n", *map(metrics_row, rows)]
+            atomic_write(self.run_dir / METRICS, "".join(lines).encode("ascii"))
+            self._open_metrics()
+        return step
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have a checkpoint, in order."""
+        return checkpoint_steps(self.run_dir)
+
+    def _open_metrics(self) -> None:
+        with one_clear_error(self.run_dir / METRICS):
+            path = self.run_dir / METRICS
+            self._metrics = self._held.enter_context(path.open("a", encoding="ascii", newline=""))
+
+    def metrics(self, row: Mapping[str, float]) -> None:
+        """Append a row, visible to readers at once; on the disk with the next checkpoint."""
+        with one_clear_error(self.run_dir / METRICS):
+            self._metrics.write(metrics_row(row))
+            self._metrics.flush()
+
+    def checkpoint(self, step: int, model: HookedGPT, optimizer: torch.optim.AdamW) -> Path:
+        """Write the checkpoint of a step, after the metrics that lead to it."""
+        check_finite(model, step)
+        with one_clear_error(self.run_dir / METRICS):
+            sync(self.run_dir / METRICS)
+        return save_checkpoint(self.run_dir, self.config, step, model, optimizer)
+
+    def finish(self) -> None:
+        """Put the trained weights at the top of the folder and seal it."""
+        if (self.run_dir / MANIFEST).is_file():
+            return
+        run = open_run(self.run_dir, unfinished=True)
+        trained = (run.checkpoint() / WEIGHTS).read_bytes()
+        atomic_write(self.run_dir / WEIGHTS, trained)
+        seal(self.run_dir)
+
+
+def check_finite(model: HookedGPT, step: int) -> None:
+    """Raise ValueError if a weight is no longer a finite number."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise ValueError(
+                f"weights must be finite, got nan or inf in {name} at step {step}; "
+                "the checkpoint before is kept: train with a lower learning_rate"
+            )

@@ -1,0 +1,262 @@
+"""Run folders: where runs live, what is in one, and what makes it complete. No torch.
+
+A run is a folder `<home>/<name>` that appears with its config.json and its first checkpoint, grows
+checkpoints and metrics.csv, and is complete once manifest.json lists every file with its sha256.
+Only complete runs are listed, and every file is checked against the manifest before it is read.
+How weights are stored is `lab.checkpoint`'s.
+"""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.config import TrainConfig
+from lab.durable import atomic_write, hold, one_clear_error
+from lab.manifest import (
+    MANIFEST,
+    FileEntry,
+    check_size,
+    entry_of,
+    is_inside,
+    read_manifest,
+    read_versioned,
+    seal_folder,
+    verified,
+    write_manifest,
+)
+from lab.naming import unknown_name
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+METRICS = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+METRIC_COLUMNS = (
+    "step",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "tokens_per_second",
+    "eval_loss",
+    "token_accuracy",
+    "exact_match",
+)
+"""Columns of metrics.csv; the last three are filled where the step was evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder, read: its configuration and the files that it vouches for."""
+
+    path: Path
+    name: str
+    config: TrainConfig
+    info: dict[str, Any]
+    """Everything else in config.json: git_sha, versions, seed, created, schema_version."""
+    files: Mapping[str, FileEntry]
+    """The manifest; empty in a run that is not complete."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have a checkpoint, in order."""
+        return checkpoint_steps(self.path)
+
+    def checkpoint(self, step: int | None = None) -> Path:
+        """Return the folder of a step's checkpoint; None: the last one.
+
+        Raises:
+            ValueError: If there is no such checkpoint.
+        """
+        steps = self.steps
+        if not steps or (step is not None and step not in steps):
+            shown = ", ".join(map(str, steps)) or "none yet"
+            raise ValueError(f"step must be one with a checkpoint ({shown}), got {step}")
+        return self.path / CHECKPOINTS / step_name(steps[-1] if step is None else step)
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the rows of metrics.csv, a step each; NaN where the step was not evaluated."""
+        return read_metrics(self.file(METRICS) if self.files else self.path / METRICS)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file of the run, once it is what the manifest says.
+
+        Raises:
+            ValueError: If the manifest has no such file, or the file is missing or changed.
+        """
+        if name not in self.files:
+            raise ValueError(unknown_name(f"file of run {self.name!r}", name, self.files))
+        return verified(self.path, name, self.files[name])
+
+
+def runs_home() -> Path:
+    """Return where runs live: $HEADLAB_HOME, or ./artifacts."""
+    return Path(os.environ.get("HEADLAB_HOME") or "artifacts")
+
+
+def step_name(step: int) -> str:
+    """Write a step the way its folder is called.
+
+    >>> step_name(100)
+    'step-000100'
+    """
+    return f"step-{step:06d}"
+
+
+def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
+    """Return the steps whose checkpoint stands in the folder, in order."""
+    folder = run_dir / CHECKPOINTS
+    found = [re.fullmatch(r"step-(\d{6,})", path.name) for path in folder.glob("step-*")]
+    return tuple(sorted(int(match[1]) for match in found if match))
+
+
+def check_run_name(name: str) -> None:
+    """Raise ValueError unless a folder of this name is safe and visible everywhere."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ValueError(
+            "run name must be 1 to 100 letters, digits, '.', '_' or '-' and start with a letter "
+            f"or digit, got {name[:120]!r}"
+        )
+
+
+def list_runs(home: Path | None = None) -> list[Run]:
+    """Return the complete runs of a home, by name; what is unfinished or damaged is passed over."""
+    home = runs_home() if home is None else home
+    if not home.is_dir():
+        return []
+    runs = []
+    for path in sorted(home.iterdir()):
+        if path.name.startswith(".") or not (path / MANIFEST).is_file():
+            continue
+        try:
+            run = read_run(path)
+            for name, entry in run.files.items():
+                check_size(path, name, entry)
+        except ValueError as error:
+            logger.warning("run %s is not listed: %s", path.name, error)
+            continue
+        runs.append(run)
+    return runs
+
+
+def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: bool = False) -> Run:
+    """Read a run by its name, or by the path of its folder.
+
+    Args:
+        name_or_path: A name in the home; with a separator in it, or a Path, a folder.
+        home: Where runs live; None: runs_home().
+        unfinished: Also accept a run that has not reached its end (its manifest is then empty).
+
+    Raises:
+        ValueError: If there is no such run, or it is unfinished, damaged or too new.
+    """
+    home = runs_home() if home is None else home
+    given = str(name_or_path)
+    as_path = isinstance(name_or_path, Path) or os.sep in given
+    path = Path(name_or_path) if as_path else home / given
+    if not as_path and not re.fullmatch(r"[^./\x00][^/\x00]{0,254}", given):
+        raise ValueError(unknown_name("run", given, run_names(home)))
+    if not (path / CONFIG).is_file():
+        if as_path:
+            raise ValueError(
+                f"run must be a folder with a {CONFIG}, got {given!r}; `headlab runs` lists them"
+            )
+        raise ValueError(unknown_name("run", given, run_names(home)))
+    if not unfinished and not (path / MANIFEST).is_file():
+        raise ValueError(
+            f"run must be complete, got {path.name!r}, which stopped before its end; "
+            "train it to the end with --resume"
+        )
+    return read_run(path)
+
+
+def run_names(home: Path) -> list[str]:
+    """Return the names of the folders in a home that carry a manifest."""
+    if not home.is_dir():
+        return []
+    return sorted(path.parent.name for path in home.glob(f"[!.]*/{MANIFEST}"))
+
+
+def read_run(path: Path) -> Run:
+    """Read config.json and, if there is one, the manifest that vouches for it."""
+    files = read_manifest(path) if (path / MANIFEST).is_file() else {}
+    if files:
+        if CONFIG not in files:
+            raise ValueError(
+                f"{MANIFEST} must list {CONFIG}, got {str(path / MANIFEST)!r} without it; "
+                "restore the folder from a copy"
+            )
+        verified(path, CONFIG, files[CONFIG])
+    data = read_versioned(path / CONFIG)
+    config = data.pop("train", None)
+    try:
+        train = TrainConfig.from_dict(config)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / CONFIG}: {error}") from None
+    return Run(path=path, name=path.resolve().name, config=train, info=data, files=files)
+
+
+def seal(run_dir: Path) -> None:
+    """Declare a run complete: write the manifest over all that the folder holds."""
+    seal_folder(run_dir)
+
+
+def update_derived(run_dir: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Add or replace files made from a complete run: tables, figures, reports.
+
+    Killed at any moment, the run still verifies: the manifest first forgets these files, then they
+    are replaced one by one, then the manifest lists them again. Other entries stay as they were, so
+    that a file damaged meanwhile is not vouched for.
+
+    Args:
+        run_dir: The folder of a complete run.
+        files: Bytes, or the path of a file to copy, by relative name with forward slashes.
+
+    Raises:
+        ValueError: If a name is not free for derived files, or another process writes the run.
+        OSError: If the place cannot be written or is full; the run is still complete.
+    """
+    for name in files:
+        taken = name in (CONFIG, WEIGHTS, METRICS, MANIFEST) or name.startswith(CHECKPOINTS + "/")
+        if taken or not is_inside(name):
+            raise ValueError(f"derived file must have a free name in the run folder, got {name!r}")
+    with hold(run_dir):
+        entries = {k: v for k, v in read_manifest(run_dir).items() if k not in files}
+        write_manifest(run_dir, entries)
+        for name, content in files.items():
+            path = run_dir / name
+            with one_clear_error(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, content.read_bytes() if isinstance(content, Path) else content)
+            entries[name] = entry_of(path)
+        write_manifest(run_dir, entries)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read metrics.csv up to its first torn row; `step` is a whole number, the rest floats."""
+    rows: list[dict[str, float]] = []
+    with path.open(newline="", encoding="ascii", errors="replace") as file:
+        for line in file:
+            cells = line.rstrip("\r\n").split(",")
+            if cells == list(METRIC_COLUMNS):
+                continue
+            try:
+                values = [float(cell) if cell else math.nan for cell in cells[1:]]
+                step = int(cells[0])
+            except ValueError:
+                break
+            if len(cells) != len(METRIC_COLUMNS) or not line.endswith("\n"):
+                break
+            rows.append(dict(zip(METRIC_COLUMNS, [step, *values], strict=True)))
+    return rows
+
+
+def metrics_row(row: Mapping[str, float]) -> str:
+    """Write one row of metrics.csv; every float reads back to the same bits, NaN is empty."""
+    cells = ("" if math.isnan(row[name]) else repr(row[name]) for name in METRIC_COLUMNS)
+    return ",".join(cells) + "\n"

@@ -1,0 +1,251 @@
+"""Training: a config in, one StepRecord a step out.
+
+A step's data is a function of the config and the step alone, and nothing random happens besides,
+so a run that is resumed ends as one that was not interrupted. What a step does is `lab.trainer`'s,
+how a run stands on the disk `lab.run_writer`'s.
+"""
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from lab.checkpoint import load_checkpoint
+from lab.config import TrainConfig
+from lab.evaluation import Evaluation
+from lab.model import HookedGPT
+from lab.run_writer import RunWriter, check_target
+from lab.runs import METRIC_COLUMNS, open_run
+from lab.runtime import Processes, join_processes, on_main, pick_device
+from lab.tasks.base import Task
+from lab.tasks.registry import get_task
+from lab.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepRecord:
+    """What one optimiser step did."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Mean loss of the answers over the whole batch, in nats, before the step."""
+    learning_rate: float
+    grad_norm: float
+    """Norm of the gradient before clipping."""
+    tokens_per_second: float
+    """Tokens of the step in all processes, by its time without evaluation and writing."""
+    evaluation: Evaluation | None
+    """On held-out sequences, where the step was evaluated; main process only."""
+    checkpoint: Path | None
+    """The folder written after this step, if any; main process only."""
+    final: bool
+    """True for the last step; the run folder is then complete."""
+    model: HookedGPT = field(repr=False)
+    """The model in training, on its device: the same object in every record, read it in between."""
+
+
+def train(
+    config: TrainConfig, *, run_dir: Path | None = None, resume: bool = False
+) -> Generator[StepRecord, None, None]:
+    """Train a model and yield a record after every step.
+
+    Useful pattern: `for record in train(config): ...`; afterwards `record.model` is the trained
+    model. Closing the generator early, or Ctrl-C, writes a checkpoint of the last step done.
+
+    Args:
+        config: The whole run.
+        run_dir: The run folder to write; None: nothing is written.
+        resume: Continue the run that the folder holds; where there is none, start it. On the CPU,
+            with as many threads and processes, the weights end bit-identical to an uninterrupted
+            run's. A run that is complete yields its last record again.
+
+    Raises:
+        ValueError: If the config contradicts itself, the machine or the run folder; during
+            training, if loss or gradient stop being finite.
+        OSError: If the run folder cannot be written or the disk is full; what was complete is kept.
+    """
+    task = task_of(config)
+    device = pick_device(config.device)
+    processes = join_processes(device)
+    if device.type == "cuda" and processes.count > 1:
+        device = torch.device("cuda", processes.local_index)
+    parts = config.accumulate * processes.count
+    if config.batch_size % parts:
+        raise ValueError(
+            "batch_size must be a multiple of accumulate x processes, got "
+            f"{config.batch_size} and {config.accumulate} x {processes.count}; change one of them"
+        )
+    if run_dir is not None:
+        on_main(processes, lambda: check_target(run_dir, config, resume))
+    return training_steps(config, task, device, processes, run_dir)
+
+
+def task_of(config: TrainConfig) -> Task:
+    """Return the task of a config, once its model has the room that the task needs."""
+    task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
+    sized = f"{config.task} of length {config.length} with {config.n_symbols} symbols"
+    if config.model.d_vocab != task.d_vocab:
+        raise ValueError(f"d_vocab must be {task.d_vocab} for {sized}, got {config.model.d_vocab}")
+    if config.model.n_ctx < task.n_tokens:
+        raise ValueError(
+            f"n_ctx must be at least {task.n_tokens} for {sized}, got {config.model.n_ctx}"
+        )
+    return task
+
+
+def training_steps(
+    config: TrainConfig,
+    task: Task,
+    device: torch.device,
+    processes: Processes,
+    run_dir: Path | None,
+) -> Generator[StepRecord, None, None]:
+    """Yield the records of a run, from its first step or from the last checkpoint in its folder."""
+    trainer = Trainer(config, task, device, processes)
+    with contextlib.ExitStack() as held:
+        writer = None
+        if run_dir is not None and processes.is_main:
+            writer = held.enter_context(RunWriter(run_dir, config))
+        done = begin(trainer, writer, run_dir)
+        if done == config.steps:
+            yield finished(trainer, writer)
+            return
+        intact = True
+        try:
+            for step in range(done + 1, config.steps + 1):
+                with ctrl_c_held_back():
+                    intact = False
+                    record = write_step(trainer, writer, trainer.step(step))
+                    done, intact = step, True
+                yield record
+        except (GeneratorExit, KeyboardInterrupt):
+            if writer is not None and intact:
+                writer.checkpoint(done, trainer.model, trainer.optimizer)
+            raise
+
+
+def begin(trainer: Trainer, writer: RunWriter | None, run_dir: Path | None) -> int:
+    """Create the run folder or take it over, and return the step of the state it left."""
+    if run_dir is None:
+        return 0
+
+    def create_or_take_over() -> int:
+        if writer is None:
+            return 0
+        if run_dir.exists():
+            return writer.resume()
+        writer.create(trainer.model, trainer.optimizer, trainer.surroundings())
+        return 0
+
+    start = on_main(trainer.processes, create_or_take_over)
+    if start:
+        folder = open_run(run_dir, unfinished=True).checkpoint(start)
+        load_checkpoint(folder, trainer.model, trainer.optimizer)
+    return start
+
+
+def write_step(trainer: Trainer, writer: RunWriter | None, row: dict[str, float]) -> StepRecord:
+    """Evaluate and write what is due after a step, and return its record."""
+    config, step = trainer.config, int(row["step"])
+    check_step(row, config, writer)
+    final = step == config.steps
+    evaluation = None
+    if trainer.processes.is_main and (final or step % config.eval_every == 0):
+        evaluation = trainer.evaluation()
+    checkpoint = None
+    if writer is not None:
+        writer.metrics(metrics_of(row, evaluation))
+        if final or step % config.checkpoint_every == 0:
+            checkpoint = writer.checkpoint(step, trainer.model, trainer.optimizer)
+        if final:
+            writer.finish()
+    return StepRecord(
+        step=step,
+        loss=row["loss"],
+        learning_rate=row["learning_rate"],
+        grad_norm=row["grad_norm"],
+        tokens_per_second=row["tokens_per_second"],
+        evaluation=evaluation,
+        checkpoint=checkpoint,
+        final=final,
+        model=trainer.model,
+    )
+
+
+def check_step(row: Mapping[str, float], config: TrainConfig, writer: RunWriter | None) -> None:
+    """Raise ValueError if loss or gradient are no longer finite numbers."""
+    if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
+        return
+    kept = "" if writer is None else f"the checkpoint of step {writer.steps[-1]} is kept: "
+    raise ValueError(
+        f"loss and gradient must be finite, got loss {row['loss']:g} and gradient norm "
+        f"{row['grad_norm']:g} at step {row['step']}; {kept}train with a lower learning_rate than "
+        f"{config.learning_rate:g}"
+    )
+
+
+def metrics_of(row: Mapping[str, float], evaluation: Evaluation | None) -> dict[str, float]:
+    """Return the row of metrics.csv; NaN where the step was not evaluated."""
+    return {
+        **row,
+        "eval_loss": math.nan if evaluation is None else evaluation.loss,
+        "token_accuracy": math.nan if evaluation is None else evaluation.token_accuracy,
+        "exact_match": math.nan if evaluation is None else evaluation.exact_match,
+    }
+
+
+def finished(trainer: Trainer, writer: RunWriter | None) -> StepRecord:
+    """Seal a run that has all its steps, and return its last record as metrics.csv has it."""
+    evaluation, checkpoint, row = None, None, dict.fromkeys(METRIC_COLUMNS, math.nan)
+    if writer is not None:
+        writer.finish()
+        run = open_run(writer.run_dir)
+        row, checkpoint = run.metrics()[-1], run.checkpoint()
+        evaluation = Evaluation(
+            loss=row["eval_loss"],
+            token_accuracy=row["token_accuracy"],
+            exact_match=row["exact_match"],
+            n_sequences=trainer.config.eval_sequences,
+        )
+    return StepRecord(
+        step=trainer.config.steps,
+        loss=row["loss"],
+        learning_rate=row["learning_rate"],
+        grad_norm=row["grad_norm"],
+        tokens_per_second=row["tokens_per_second"],
+        evaluation=evaluation,
+        checkpoint=checkpoint,
+        final=True,
+        model=trainer.model,
+    )
+
+
+@contextlib.contextmanager
+def ctrl_c_held_back() -> Iterator[None]:
+    """Let a step end before Ctrl-C takes effect; pressed a second time, it takes effect at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread only
+        return
+    before = signal.getsignal(signal.SIGINT)
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,164 @@
+"""Weights as .safetensors files: what one must hold, and a look at it before memory is taken.
+
+A pickle is never loaded. Where the files stand in a folder is `lab.checkpoint`'s.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from lab.config import ModelConfig
+from lab.naming import unknown_name
+
+LONGEST_HEADER = 100 * 2**20
+"""Bytes; the same bound as in the safetensors library."""
+PICKLE_SUFFIXES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What the header of a .safetensors file says of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor in the state_dict of a model of this config.
+
+    One at a time, so that a config of a billion layers costs nothing until the first is missing.
+    """
+    width, vocab, mlp = config.d_model, config.d_vocab, config.mlp_width
+    heads, d_head = config.n_heads, config.head_width
+    yield "embed.W_E", (vocab, width)
+    if config.positional_embedding_type == "standard":
+        yield "pos_embed.W_pos", (config.n_ctx, width)
+    for layer in range(config.n_layers):
+        block = f"blocks.{layer}."
+        for norm in ("ln1", "ln2"):
+            yield f"{block}{norm}.w", (width,)
+            yield f"{block}{norm}.b", (width,)
+        for letter in "QKV":
+            yield f"{block}attn.W_{letter}", (heads, width, d_head)
+            yield f"{block}attn.b_{letter}", (heads, d_head)
+        yield f"{block}attn.W_O", (heads, d_head, width)
+        yield f"{block}attn.b_O", (width,)
+        yield f"{block}mlp.W_in", (width, mlp)
+        yield f"{block}mlp.b_in", (mlp,)
+        yield f"{block}mlp.W_out", (mlp, width)
+        yield f"{block}mlp.b_out", (width,)
+    yield "ln_final.w", (width,)
+    yield "ln_final.b", (width,)
+    yield "unembed.W_U", (width, vocab)
+    yield "unembed.b_U", (vocab,)
+
+
+def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return tensors as the bytes of a .safetensors file, the same for the same tensors."""
+    # Cloned, because two names may look at one memory (tied embeddings), which the format refuses.
+    own = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    return to_safetensors(own, metadata={"format": "pt"})
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raise ValueError if a file is a pickle, by its name or its first bytes."""
+    start = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            start = file.read(9)
+    # A .safetensors header opens with "{" at byte 8; its length may look like a pickle's start.
+    magic = start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"
+    if path.suffix.lower() in PICKLE_SUFFIXES or (magic and start[8:9] != b"{"):
+        raise ValueError(
+            f"weights must be a .safetensors file, got the pickle {str(path)!r}, which could run "
+            "any code while it loads; convert it with safetensors where you trust it"
+        )
+
+
+def damaged(path: Path, why: str) -> ValueError:
+    """Say that a .safetensors file cannot be read."""
+    return ValueError(
+        f"{path.name} must be a whole .safetensors file, got {why} in {str(path)!r}; "
+        "restore it from a copy or train again"
+    )
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Return what a .safetensors file holds, reading its header only.
+
+    Raises:
+        ValueError: If the file is a pickle, cut off, or its header contradicts itself.
+    """
+    refuse_pickle(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
+            raise damaged(path, f"{size} bytes, which end before its header")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        entries = {}
+        end = 0
+        for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            entry = TensorEntry(DTYPES[told["dtype"]], tuple(map(int, told["shape"])))
+            begin, stop = map(int, told["data_offsets"])
+            if begin != end or stop - begin != math.prod(entry.shape) * entry.dtype.itemsize:
+                raise damaged(path, f"a size of {name!r} that its shape contradicts")
+            entries[name], end = entry, stop
+    except (AttributeError, KeyError, TypeError, RecursionError, UnicodeError) as error:
+        raise damaged(path, "a header that is not one") from error
+    except json.JSONDecodeError as error:
+        raise damaged(path, "a header that is not JSON") from error
+    if end != size - 8 - length:
+        raise damaged(path, f"{size} bytes where its header asks for {8 + length + end}")
+    return entries
+
+
+def check_header(path: Path, expected: Iterator[tuple[str, tuple[int, ...]]]) -> torch.dtype:
+    """Return the dtype of all tensors of a file, once their names and shapes are the expected.
+
+    Raises:
+        ValueError: If a tensor is missing, unknown or of another shape.
+    """
+    held = read_header(path)
+    left = dict(held)
+    for name, shape in expected:
+        entry = left.pop(name, None)
+        if entry is None:
+            raise ValueError(
+                f"{path.name} must hold {name!r} of shape {list(shape)}, as its config.json says, "
+                f"got no such tensor in {str(path)!r}; use weights and config of one model"
+            )
+        if entry.shape != shape:
+            raise ValueError(
+                f"{name} must have the shape {list(shape)}, as its config.json says, got "
+                f"{list(entry.shape)} in {str(path)!r}; use weights and config of one model"
+            )
+    if left:
+        name = next(iter(left))
+        known = [known for known in held if known not in left]
+        raise ValueError(f"{path}: {unknown_name('tensor', name, known)}")
+    dtypes = {entry.dtype for entry in held.values()}
+    if len(dtypes) != 1:
+        raise damaged(path, f"tensors of {len(dtypes)} different dtypes")
+    return dtypes.pop()
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a checked file to the CPU."""
+    return load_file(path)
