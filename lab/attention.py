@@ -61,6 +61,8 @@ def mix_values(pattern: Pattern, v: Values) -> Mixed:
 def fused_attention(q: Queries, k: Keys, v: Values, *, scale: float, causal: bool = True) -> Mixed:
     """Return the z of the explicit path from one kernel, in O(n) memory."""
     n_query, n_key = q.shape[1], k.shape[1]
+    if q.shape[2] == 0:  # a layer whose heads were all pruned: there is nothing to hand the kernel
+        return v.new_zeros(*q.shape[:3], v.shape[3])
     # The kernel's own causal mask is aligned top-left: right only for as many queries as keys.
     partial = causal and 1 < n_query < n_key
     z = F.scaled_dot_product_attention(

@@ -80,6 +80,8 @@ class ModelConfig:
     """Standard deviation of the initial weights; biases start at 0."""
     seed: int = 0
     """Seed of the initial weights."""
+    kept_heads: tuple[tuple[int, ...], ...] | None = None
+    """Original ids of the heads that a physically pruned model still has, by layer; None: all."""
 
     def __post_init__(self) -> None:
         """Check every value, so that no broken configuration exists."""
@@ -114,6 +116,12 @@ class ModelConfig:
             raise ValueError(f"d_head must be even for rotary positions, got {self.head_width}")
         if self.positional_embedding_type == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
+        if self.kept_heads is not None:
+            check_kept_heads(self.kept_heads, self.n_layers, self.n_heads)
+
+    def heads_of(self, layer: int) -> tuple[int, ...]:
+        """Return the original ids of a layer's heads, in the order of its weights."""
+        return tuple(range(self.n_heads)) if self.kept_heads is None else self.kept_heads[layer]
 
     @property
     def head_width(self) -> int:
@@ -132,7 +140,12 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ModelConfig":
         """Build from plain data; an unknown key is an error with a suggestion."""
-        return cls(**checked_fields(cls, data))
+        values = checked_fields(cls, data)
+        if isinstance(values.get("kept_heads"), list):
+            values["kept_heads"] = tuple(
+                tuple(heads) if isinstance(heads, list) else heads for heads in values["kept_heads"]
+            )
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +253,22 @@ class SampleConfig:
             require_number("top_p", self.top_p, 0.0, 1.0)
             require(self.top_p > 0, "top_p", "more than 0", self.top_p)
         require_whole("seed", self.seed, 0)
+
+
+def check_kept_heads(kept: tuple[tuple[int, ...], ...], n_layers: int, n_heads: int) -> None:
+    """Raise ValueError unless every layer lists some of its heads, in order."""
+    require(
+        isinstance(kept, tuple) and len(kept) == n_layers,
+        "kept_heads",
+        f"a list of {n_layers} lists, one a layer",
+        kept,
+    )
+    for layer, heads in enumerate(kept):
+        rule = f"different head ids from 0 to {n_heads - 1}, in order"
+        in_order = isinstance(heads, tuple) and [h for h in range(n_heads) if h in heads] == list(
+            heads
+        )
+        require(in_order, f"kept_heads[{layer}]", rule, heads)
 
 
 def checked_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,12 +65,25 @@ class GateTensors:
         fill = None if self.fill is None else self.fill.to(**place)
         return GateTensors(g=self.g.to(**place), fill=fill)
 
-    def apply(self, layer: int, z: HeadVectors, first_pos: int = 0) -> HeadVectors:
-        """Return g * z + (1 - g) * fill for one layer; z's first position is first_pos."""
+    def apply(
+        self, layer: int, z: HeadVectors, first_pos: int, head_ids: tuple[int, ...]
+    ) -> HeadVectors:
+        """Return g * z + (1 - g) * fill for one layer.
+
+        Args:
+            layer: Which layer z belongs to.
+            z: Its z before W_O.
+            first_pos: Position of z's first vector.
+            head_ids: Original ids of z's heads: fewer than g has in a pruned model.
+        """
         g = positions_from(self.g[layer], first_pos, z.shape[1]).unsqueeze(-1)
-        if self.fill is None:
-            return g * z
-        return g * z + (1 - g) * positions_from(self.fill[layer], first_pos, z.shape[1])
+        fill = self.fill
+        if fill is not None:
+            fill = positions_from(fill[layer], first_pos, z.shape[1])
+        if len(head_ids) < g.shape[-2]:
+            chosen = list(head_ids)
+            g, fill = g[..., chosen, :], None if fill is None else fill[..., chosen, :]
+        return g * z if fill is None else g * z + (1 - g) * fill
 
 
 def positions_from(values: Tensor, first_pos: int, n_pos: int) -> Tensor:
@@ -171,14 +184,19 @@ class HeadGates:
 
     def check(self, config: ModelConfig) -> None:
         """Raise ValueError unless the model has every one of these heads."""
-        known = [
+        known = {
             head_label(layer, head)
             for layer in range(config.n_layers)
-            for head in range(config.n_heads)
-        ]
+            for head in config.heads_of(layer)
+        }
         for layer, head in self.heads:
-            if layer >= config.n_layers or head >= config.n_heads:
-                raise ValueError(unknown_name("head", head_label(layer, head), known))
+            label = head_label(layer, head)
+            if label not in known and layer < config.n_layers and head < config.n_heads:
+                raise ValueError(
+                    f"head {label} was pruned from this model; gate a head that it has"
+                )
+            if label not in known:
+                raise ValueError(unknown_name("head", label, known))
         for position in self.positions or ():
             require(
                 position < config.n_ctx, "a position", f"below n_ctx = {config.n_ctx}", position

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
@@ -118,8 +118,9 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         """Make room for the weights of every head, in TransformerLens's shapes."""
         super().__init__()
-        heads, width, d_head = config.n_heads, config.d_model, config.head_width
         self.layer = layer
+        self.head_ids = config.heads_of(layer)
+        heads, width, d_head = len(self.head_ids), config.d_model, config.head_width
         self.scale = d_head**-0.5
         self.W_Q = nn.Parameter(torch.empty(heads, width, d_head))
         self.W_K = nn.Parameter(torch.empty(heads, width, d_head))
@@ -160,7 +161,7 @@ class Attention(nn.Module):
             observe(self.layer, AttentionReads(q, k, v, scale=self.scale))
         z = self.attend(q, k, v, path)
         if gates is not None:
-            z = gates.apply(self.layer, z, first_pos)
+            z = gates.apply(self.layer, z, first_pos, self.head_ids)
         z = self.hook_z(z)
         W_O = rearrange(self.W_O, "head d_head d_model -> d_model (head d_head)")
         return F.linear(
@@ -405,7 +406,7 @@ class HookedGPT(TransformerLensSurface):
         top_p: float | None = None,
         seed: int = 0,
         gates: HeadGates | GateTensors | None = None,
-    ) -> Tokens:
+    ) -> Int[Tensor, "batch new_pos"]:
         """Return the tokens with max_new_tokens drawn after them; see lab.generation.generate."""
         from lab.generation import generate
 
@@ -434,7 +435,8 @@ def project(
     """Return one vector for each position and head, from one matrix product for all heads."""
     flat = rearrange(weight, "head d_model d_head -> (head d_head) d_model")
     vectors = F.linear(normalised, flat, bias.flatten())
-    return rearrange(vectors, "batch pos (head d_head) -> batch pos head d_head", head=len(weight))
+    d_head = weight.shape[-1]  # rather than the number of heads, which may be 0
+    return rearrange(vectors, "batch pos (head d_head) -> batch pos head d_head", d_head=d_head)
 
 
 def rotate(x: HeadVectors, first_pos: int, base: float) -> HeadVectors:

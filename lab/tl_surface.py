@@ -59,6 +59,27 @@ class HookedGPTConfig(TransformerLensConfig):
         )
 
 
+class PrunedGPTConfig(HookedGPTConfig):
+    """The view of a model with pruned heads: whoever counts on n_heads would mislabel them."""
+
+    # An int to everybody who reads it: it only raises.
+    @property
+    def n_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Refuse: no single number of heads holds for every layer, nor do their ids count up."""
+        raise ValueError(
+            "n_heads must be the same heads in every layer for TransformerLens's tools, got a "
+            "model with pruned heads; use headlab's probes (they keep the original ids), or these "
+            "tools on the unpruned model with gates"
+        )
+
+    @n_heads.setter
+    def n_heads(self, _: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Keep no number."""
+
+    def __post_init__(self) -> None:
+        """Skip the checks of the base class, which read n_heads; ModelConfig has checked it all."""
+
+
 class NamedModules(dict[str, nn.Module]):
     """TransformerLens's table of modules by name, which says so when a name is unknown."""
 
@@ -83,7 +104,8 @@ class TransformerLensSurface(HookedRootModule, ABC):
         """Hold the frozen description and TransformerLens's view of it."""
         super().__init__()
         self._config = config
-        self.cfg = HookedGPTConfig.of(config)
+        view = HookedGPTConfig if config.kept_heads is None else PrunedGPTConfig
+        self.cfg = view.of(config)
 
     @property
     def config(self) -> ModelConfig:
@@ -156,6 +178,12 @@ class TransformerLensSurface(HookedRootModule, ABC):
 
     def _stack(self, module: str, name: str) -> Tensor:
         """Stack one weight of every block."""
+        if module == "attn" and name != "b_O" and self.config.kept_heads is not None:
+            raise ValueError(
+                f"{name} must have the same heads in every layer to be stacked, got a model with "
+                f"pruned heads; read blocks[layer].attn.{name}, whose heads are "
+                "config.heads_of(layer)"
+            )
         return torch.stack([getattr(getattr(block, module), name) for block in self.blocks])
 
     @property
@@ -286,11 +314,11 @@ class TransformerLensSurface(HookedRootModule, ABC):
         return self.W_U.T[tokens]
 
     def all_head_labels(self) -> list[str]:
-        """Return L0H0, L0H1, ... in the order of the stacks."""
+        """Return L0H0, L0H1, ... in the order of the weights, by the heads' original ids."""
         return [
             head_label(layer, head)
             for layer in range(self.cfg.n_layers)
-            for head in range(self.cfg.n_heads)
+            for head in self.config.heads_of(layer)
         ]
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:

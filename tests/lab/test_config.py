@@ -113,3 +113,18 @@ def test_json_round_trip(layers: int, heads: int, width: int, seed: int, eps: fl
 def test_strict_reading(data: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (((0,),), "kept_heads must be a list of 2 lists, one a layer"),
+        (((0, 4), ()), r"kept_heads\[0\] must be different head ids from 0 to 3, in order"),
+        (((), (1, 0)), r"kept_heads\[1\] must be different head ids"),
+        (((), (1, 1)), r"kept_heads\[1\] must be different head ids"),
+        (("01", ()), r"kept_heads\[0\] must be different head ids"),
+    ],
+)
+def test_kept_heads_refusals(kept: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**SIZES, kept_heads=kept)

@@ -1,0 +1,211 @@
+"""Heads removed for good: a smaller model with the gated model's logits, and the proof of it.
+
+A gate of 0 multiplies a head's z by nothing; pruning takes the head's rows and columns out of the
+weights, so that parameters, cache and time go with it. Heads keep the ids of the original model, in
+gates, tables and further prunings. Which heads to remove is decided elsewhere.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lab.config import ModelConfig
+from lab.gates import GateTensors, HeadGates, Reference
+from lab.model import HookedGPT
+from lab.naming import unknown_name
+from lab.shapes import Tokens
+
+MODES = ("zero", "mean")
+PER_HEAD = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
+"""Attention weights whose first axis is the head."""
+
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Largest logit difference at which a pruned model counts as the gated one, by dtype."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParityCertificate:
+    """What was removed, and that the pruned model is the gated one."""
+
+    heads: str
+    """All heads that the pruned model lacks, in original ids: L0H1,L1H3."""
+    mode: str
+    """What filled the gap of the heads removed in this step: zero or mean."""
+    max_logit_difference: float
+    """Largest |logit of the pruned model - logit of the gated model|."""
+    limit: float
+    """What the difference may be, in this dtype."""
+    dtype: str
+    n_sequences: int
+    """Sequences that were compared."""
+    parameters_before: int
+    parameters_after: int
+    cache_bytes_before: int
+    """Bytes of keys and values that generation keeps for one token."""
+    cache_bytes_after: int
+    latency_ms_before: float
+    """Median time of a forward pass over these sequences, both models in turn."""
+    latency_ms_after: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the two models agree within the limit."""
+        return self.max_logit_difference <= self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {**dataclasses.asdict(self), "holds": self.holds}
+
+
+def prune_heads(
+    model: HookedGPT,
+    heads: Iterable[tuple[int, int]],
+    *,
+    mode: str = "zero",
+    reference: Reference | None = None,
+) -> HookedGPT:
+    """Return a smaller model without these heads, with the gated model's logits.
+
+    A mean over all positions is a constant, so it is folded into b_O: b_O += mean z_h . W_O,h.
+
+    Args:
+        model: Any HookedGPT, pruned before or not; it is left as it is.
+        heads: (layer, head) pairs in the ids of the original model.
+        mode: "zero" or "mean".
+        reference: In mode "mean", the mean over positions of every head's z:
+            `mean_reference(model, batch, per_position=False)`.
+
+    Raises:
+        ValueError: The model has no such head (any more), or mode and reference do not fit.
+    """
+    if mode not in MODES:
+        raise ValueError(unknown_name("pruning mode", mode, MODES))
+    gone = HeadGates.ablate(heads, like=model).heads
+    state = model.state_dict()
+    if mode == "mean":
+        for layer, written in mean_writes(model, gone, reference).items():
+            state[f"blocks.{layer}.attn.b_O"] = state[f"blocks.{layer}.attn.b_O"] + written
+    config = without_heads(model.config, gone)
+    for layer in range(config.n_layers):
+        rows = [i for i, h in enumerate(model.config.heads_of(layer)) if (layer, h) not in gone]
+        for name in PER_HEAD:
+            key = f"blocks.{layer}.attn.{name}"
+            state[key] = state[key][rows]
+    pruned = HookedGPT(config).to(device=model.W_E.device, dtype=model.W_E.dtype)
+    pruned.load_state_dict(state)
+    return pruned.train(model.training)
+
+
+def without_heads(config: ModelConfig, gone: Iterable[tuple[int, int]]) -> ModelConfig:
+    """Return the configuration of the model that is left; itself when nothing goes."""
+    removed = set(gone)
+    if not removed:
+        return config
+    kept = tuple(
+        tuple(head for head in config.heads_of(layer) if (layer, head) not in removed)
+        for layer in range(config.n_layers)
+    )
+    return dataclasses.replace(config, kept_heads=kept)
+
+
+def mean_writes(
+    model: HookedGPT, heads: Iterable[tuple[int, int]], reference: Reference | None
+) -> dict[int, Float[Tensor, " d_model"]]:
+    """Return what the mean z of some heads writes to the residual stream, by layer."""
+    if reference is None or reference.z.shape[1] != 1:
+        got = (
+            "None"
+            if reference is None
+            else f"one mean for each of {reference.z.shape[1]} positions"
+        )
+        raise ValueError(
+            f"reference must be one mean over all positions to be folded into b_O, got {got}; "
+            "take mean_reference(model, batch, per_position=False)"
+        )
+    writes: dict[int, Tensor] = {}
+    for layer, head in heads:
+        row = model.config.heads_of(layer).index(head)
+        W_O = model.blocks[layer].attn.W_O[row].detach()
+        mean_z = reference.z[layer, 0, head].to(W_O)
+        written = einsum(mean_z, W_O, "d_head, d_head d_model -> d_model")
+        writes[layer] = writes.get(layer, torch.zeros_like(written)) + written
+    return writes
+
+
+def removed_heads(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Return the (layer, head) pairs that a model lacks, in original ids."""
+    return tuple(
+        (layer, head)
+        for layer in range(config.n_layers)
+        for head in range(config.n_heads)
+        if head not in config.heads_of(layer)
+    )
+
+
+@torch.no_grad()
+def certify(
+    model: HookedGPT,
+    pruned: HookedGPT,
+    gates: HeadGates | GateTensors | None,
+    tokens: Tokens,
+    *,
+    mode: str,
+    repeats: int = 7,
+) -> ParityCertificate:
+    """Compare a pruned model with the gated model that it must equal.
+
+    Args:
+        model: The model before pruning.
+        pruned: The model after.
+        gates: The gates whose effect was made permanent.
+        tokens: Sequences to compare on.
+        mode: What filled the gap.
+        repeats: Timed forward passes of each model.
+    """
+    gated = model(tokens, gates=gates)
+    difference = (pruned(tokens) - gated).abs().max().item()
+    before, after = latencies_ms([model, pruned], tokens, repeats)
+    return ParityCertificate(
+        heads=HeadGates(heads=removed_heads(pruned.config)).label,
+        mode=mode,
+        max_logit_difference=difference,
+        limit=LIMITS[gated.dtype],
+        dtype=str(gated.dtype).removeprefix("torch."),
+        n_sequences=len(tokens),
+        parameters_before=count_parameters(model),
+        parameters_after=count_parameters(pruned),
+        cache_bytes_before=cache_bytes(model),
+        cache_bytes_after=cache_bytes(pruned),
+        latency_ms_before=before,
+        latency_ms_after=after,
+    )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the trained numbers of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cache_bytes(model: HookedGPT) -> int:
+    """Return the bytes of keys and values that generation keeps for one token."""
+    heads = sum(len(model.config.heads_of(layer)) for layer in range(model.config.n_layers))
+    return 2 * heads * model.config.head_width * model.W_E.element_size()
+
+
+def latencies_ms(models: list[HookedGPT], tokens: Tokens, repeats: int) -> list[float]:
+    """Return each model's median forward time, taken in turn so that drift hits all alike."""
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(repeats + 1):
+        for model, own in zip(models, times, strict=True):
+            start = time.perf_counter()
+            model(tokens)
+            own.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(own[1:]) for own in times]  # the first pass warms up
