@@ -12,7 +12,7 @@ from scipy import stats
 from lab.attention import KeyValueCache
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates, Reference
-from lab.generation import generate, next_token_probabilities, stack_prompts, stream
+from lab.generation import draw, generate, next_token_probabilities, stack_prompts, stream
 from lab.model import HookedGPT
 
 
@@ -35,6 +35,16 @@ def naive_probabilities(logits: list[float], config: SampleConfig) -> list[float
         kept = nucleus
     total = math.fsum(weights[i] for i in kept)
     return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+
+
+def naive_draw(logits: list[float], config: SampleConfig, uniform: float) -> int:
+    """The first token whose probability, added to those before it, exceeds the number."""
+    total = 0.0
+    for token, probability in enumerate(naive_probabilities(logits, config)):
+        total += probability
+        if total > uniform:
+            return token
+    raise AssertionError("no token drawn")
 
 
 configs = st.builds(
@@ -137,9 +147,12 @@ def uncached(model, tokens, config, n, gates=None) -> torch.Tensor:
         if config.temperature == 0:
             drawn = logits.argmax(dim=-1, keepdim=True)
         else:
-            rows = [naive_probabilities(row.tolist(), config) for row in logits]
-            probabilities = torch.tensor(rows, dtype=torch.float64)
-            drawn = torch.multinomial(probabilities, 1, generator=generator)
+            uniform = torch.rand(len(tokens), 1, dtype=torch.float64, generator=generator)
+            drawn = [
+                naive_draw(row.tolist(), config, u.item())
+                for row, u in zip(logits, uniform, strict=True)
+            ]
+            drawn = torch.tensor(drawn).unsqueeze(1)
         tokens = torch.cat([tokens, drawn], dim=1)
     return tokens
 
@@ -224,6 +237,21 @@ def test_draws_are_as_frequent_as_their_probabilities():
     assert expected.min() > 5
     counts = torch.bincount(drawn, minlength=5)
     assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
+
+
+def test_tokens_of_probability_zero_are_never_drawn():
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
+    generator = torch.Generator().manual_seed(0)
+    drawn = draw(logits.expand(5_000, -1), SampleConfig(), generator)
+    assert set(drawn.tolist()) == {1, 3}
+
+
+def test_the_largest_uniform_number_still_draws_a_token(monkeypatch):
+    largest = torch.tensor(1 - 2**-53, dtype=torch.float64)  # once in 2**53 draws
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: largest.expand(shape))
+    logits = torch.randn(2_000, 9, generator=torch.Generator().manual_seed(0))
+    logits[:, 8] = -math.inf
+    assert (draw(logits, SampleConfig(), torch.Generator()) == 7).all()
 
 
 def test_seeds_decide_the_draws_and_the_global_generator_is_left_alone():
