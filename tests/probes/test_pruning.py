@@ -74,19 +74,20 @@ class TestParity:
             dropped = len(heads) * (4 * D_MODEL * width + 3 * width)
             assert count_parameters(model) - count_parameters(pruned) == dropped
 
-    def test_generation_token_for_token(
-        self, heads: list[tuple[int, int]], mode: str, dtype: torch.dtype, limit: float
-    ) -> None:
-        model = make_model().to(dtype)
-        reference = global_mean(model) if mode == "mean" else None
-        gates = HeadGates.ablate(heads, like=model, fill=reference)
-        tensors = gates.tensors(model, [reference] if reference else [])
-        pruned = prune_heads(model, heads, mode=mode, reference=reference)
-        prompt = some_tokens()[:, :4]
-        for temperature in (0.0, 1.0):
-            kwargs = {"max_new_tokens": 8, "temperature": temperature, "seed": 3}
-            expected = model.generate(prompt, gates=tensors, **kwargs)
-            assert torch.equal(pruned.generate(prompt, **kwargs), expected)
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+@pytest.mark.parametrize("choice", ["uneven", "all of a layer", "every head"])
+def test_generation_token_for_token(choice: str, mode: str) -> None:
+    model = make_model()
+    reference = global_mean(model) if mode == "mean" else None
+    gates = HeadGates.ablate(CHOICES[choice], like=model, fill=reference)
+    tensors = gates.tensors(model, [reference] if reference else [])
+    pruned = prune_heads(model, CHOICES[choice], mode=mode, reference=reference)
+    prompt = some_tokens()[:, :4]
+    for temperature in (0.0, 1.0):
+        kwargs = {"max_new_tokens": 8, "temperature": temperature, "seed": 3}
+        expected = model.generate(prompt, gates=tensors, **kwargs)
+        assert torch.equal(pruned.generate(prompt, **kwargs), expected)
 
 
 class TestAgain:

@@ -1,0 +1,92 @@
+"""Pruned runs: whole folders, verified by reading back, pruned again by original ids."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.checkpoint import load_model
+from lab.config import ModelConfig, TrainConfig
+from lab.gates import HeadGates
+from lab.presets import get_preset
+from lab.runs import Run, list_runs, open_run
+from lab.tasks.base import Batch
+from lab.tasks.registry import get_task
+from lab.training import train
+from probes import pruned_run
+from probes.ablation import mean_reference
+from probes.pruned_run import export_pruned_run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A few steps of a small model: enough to be a run."""
+    preset = get_preset("reversal")
+    model = ModelConfig(n_layers=2, n_heads=3, d_model=12, d_head=5, d_vocab=28, n_ctx=12)
+    config: TrainConfig = dataclasses.replace(
+        preset, model=model, length=4, steps=4, batch_size=8, eval_sequences=16, checkpoint_every=2
+    )
+    path = tmp_path_factory.mktemp("runs") / "parent"
+    for _ in train(config, run_dir=path):
+        pass
+    return open_run(path)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return get_task("reversal", length=4).sample(20, seed=0, split="test")
+
+
+def test_export_reads_back_as_the_gated_model(trained: Run, batch: Batch, tmp_path: Path) -> None:
+    result = export_pruned_run(trained, [(0, 1), (1, 0)], tmp_path / "small", batch)
+    run = open_run(tmp_path / "small")
+    model, small = load_model(trained.path), load_model(run.path)
+    gates = HeadGates.ablate([(0, 1), (1, 0)], like=model)
+    difference = (small(batch.tokens) - model(batch.tokens, gates=gates)).abs().max().item()
+    assert difference == result.certificate.max_logit_difference <= 1e-5
+    assert result.gated.exact_match == result.pruned.exact_match
+    assert run.config.model.kept_heads == ((0, 2), (1, 2))
+    written = json.loads(run.file("parity.json").read_text())
+    assert written == result.certificate.to_dict()
+    came_from = run.info["pruned_from"]
+    assert came_from["weights_sha256"] == trained.files["model.safetensors"].sha256
+    assert came_from["heads"] == ["L0H1", "L1H0"]
+    assert run.metrics()[-1]["eval_loss"] == pytest.approx(result.pruned.loss)
+    assert [r.name for r in list_runs(tmp_path)] == ["small"]
+
+
+def test_pruned_again_by_original_ids(trained: Run, batch: Batch, tmp_path: Path) -> None:
+    export_pruned_run(trained, [(0, 0)], tmp_path / "once", batch)
+    twice = export_pruned_run(open_run(tmp_path / "once"), [(0, 2)], tmp_path / "twice", batch)
+    direct = export_pruned_run(trained, [(0, 0), (0, 2)], tmp_path / "direct", batch)
+    assert twice.certificate.heads == direct.certificate.heads == "L0H0,L0H2"
+    a, b = load_model(tmp_path / "twice"), load_model(tmp_path / "direct")
+    assert torch.equal(a(batch.tokens), b(batch.tokens))
+    assert open_run(tmp_path / "twice").info["pruned_from"]["parent"]["run"] == "parent"
+
+
+def test_checkpoint_and_mean(trained: Run, batch: Batch, tmp_path: Path) -> None:
+    model = load_model(trained.path, step=2)
+    reference = mean_reference(model, batch, per_position=False)
+    result = export_pruned_run(
+        trained, [(1, 1)], tmp_path / "mean", batch, step=2, mode="mean", reference=reference
+    )
+    assert result.certificate.holds
+    assert open_run(tmp_path / "mean").steps == (2,)
+
+
+def test_nothing_is_left_when_it_cannot_be(
+    trained: Run, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="unknown head 'L5H0'"):
+        export_pruned_run(trained, [(5, 0)], tmp_path / "a", batch)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ValueError, match="folder must be new"):
+        export_pruned_run(trained, [(0, 0)], tmp_path / "taken", batch)
+    # A model that does not read back as the gated one is not given a name.
+    monkeypatch.setattr(pruned_run, "load_model", lambda path, step=None: load_model(trained.path))
+    with pytest.raises(ValueError, match="logits must be within 1e-05 of the gated"):
+        export_pruned_run(trained, [(0, 0)], tmp_path / "b", batch)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["taken"]
