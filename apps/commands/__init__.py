@@ -1,0 +1,1 @@
+"""The commands of `headlab`, a module each: a form that tyro fills in, and what is done with it."""

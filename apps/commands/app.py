@@ -1,0 +1,155 @@
+"""`headlab app`: the studio, served to this machine only."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+from apps.commands.arguments import fill_in
+from apps.console import remark, say_facts
+from apps.studio.launch import HOST, page_address, server_command
+from lab.config import require
+from lab.runs import open_run
+
+FIRST_PORT = 8501
+PORTS_TO_TRY = 100
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppForm:
+    """Open the app: click a head, see what it attends to, ablate it, watch the answers change.
+
+    headlab app --run reversal
+
+    Only this machine can reach it, and it asks nothing of the network. Ctrl-C ends it.
+    """
+
+    port: Annotated[
+        int | None,
+        arg(
+            metavar="PORT",
+            help="Port on 127.0.0.1.",
+            help_behavior_hint=f"(default: the first free one from {FIRST_PORT})",
+        ),
+    ] = None
+    run: Annotated[
+        str | None,
+        arg(
+            metavar="RUN", help="Run to show first.", help_behavior_hint="(default: first by name)"
+        ),
+    ] = None
+
+
+def run_app(arguments: list[str]) -> int:
+    """Serve the app until Ctrl-C."""
+    form = fill_in(AppForm, arguments, command="app")
+    if form.run is not None:
+        open_run(form.run)
+    return serve(free_port(form.port), form.run)
+
+
+def free_port(asked: int | None = None) -> int:
+    """Return a port that nothing listens on: the one asked for, or the first free one.
+
+    Raises:
+        ValueError: If the port asked for is no port, or taken.
+    """
+    if asked is None:
+        for port in range(FIRST_PORT, FIRST_PORT + PORTS_TO_TRY):
+            if is_free(port):
+                return port
+        last = FIRST_PORT + PORTS_TO_TRY - 1
+        raise ValueError(
+            f"a port from {FIRST_PORT} to {last} must be free, got none; give another with --port"
+        )
+    require(1 <= asked <= 65_535, "--port", "from 1 to 65535", asked)
+    if not is_free(asked):
+        raise ValueError(
+            f"--port must be free, got {asked}, which is taken or not allowed; "
+            "leave --port out to take the next free one"
+        )
+    return asked
+
+
+def is_free(port: int) -> bool:
+    """Tell whether this process could listen on a port of this machine."""
+    with socket.socket() as probe:
+        # As the server will: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def serve(port: int, run: str | None) -> int:
+    """Start the app, say where it is once it answers, and wait until Ctrl-C or SIGTERM ends it.
+
+    Raises:
+        OSError: If the app ends by itself.
+    """
+    remark("starting the app ...")
+    # On stdout the server tells addresses too, and without the run.
+    server = subprocess.Popen(server_command(port, run), stdout=subprocess.DEVNULL)
+    try:
+        with sigterm_like_ctrl_c():
+            wait_until_up(server, port)
+            say_facts([("app", page_address(port, run)), ("", "Ctrl-C ends it")])
+            sys.stdout.flush()
+            code = server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        end(server)
+    raise OSError(f"the app must keep running, got its end with code {code}; start it again")
+
+
+@contextlib.contextmanager
+def sigterm_like_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM too, so that the server is ended and not left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> None:
+    """Return once the server answers.
+
+    Raises:
+        OSError: If it ends before, or takes longer than a minute.
+    """
+    address = f"http://{HOST}:{port}/_stcore/health"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise OSError(
+                f"the app must start, got its end with code {server.returncode}; see above, "
+                "or try another --port"
+            )
+        with contextlib.suppress(OSError), opener.open(address, timeout=2.0):
+            return
+        time.sleep(0.1)
+    raise OSError(f"the app must answer within {START_SECONDS:.0f} s, got nothing; start it again")
+
+
+def end(server: "subprocess.Popen[bytes]") -> None:
+    """End the server and wait for it."""
+    server.terminate()
+    try:
+        server.wait(timeout=10.0)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

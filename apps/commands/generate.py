@@ -1,0 +1,67 @@
+"""`headlab generate`: a run's answer to symbols that a person typed."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from apps.commands.arguments import CheckpointStep, Device, RunName, fill_in
+from apps.console import one_line, say_facts
+from apps.opened_run import open_for_measuring, parse_heads
+from lab.config import SampleConfig
+from lab.naming import head_label
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateForm:
+    """Show a run's answer to your own symbols, and the right answer.
+
+      headlab generate reversal abcdefghij
+      headlab generate reversal hello --ablate L0H1 L0H2
+      headlab generate reversal hello --temperature 2 --seed 7
+
+    The symbols are written without spaces: lower-case letters, as many as the run was trained with
+    or fewer.
+    """
+
+    run: RunName
+    prompt: Annotated[Positional[str], arg(metavar="PROMPT", help="The symbols, such as hello.")]
+    ablate: Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="HEAD",
+            help="Heads to leave out, such as L0H1 L1H3; shown below the whole model's answer.",
+            help_behavior_hint="(default: none)",
+        ),
+    ] = ()
+    sample: Annotated[SampleConfig, arg(name="")] = field(
+        default_factory=lambda: SampleConfig(temperature=0.0)
+    )
+    checkpoint: CheckpointStep = None
+    device: Device = "auto"
+
+
+def run_generate(arguments: list[str]) -> int:
+    """Print a prompt, what the run answers, and what is right."""
+    form = fill_in(GenerateForm, arguments, command="generate")
+    heads = parse_heads(form.ablate)
+    opened = open_for_measuring(form.run, checkpoint=form.checkpoint, device=form.device)
+    from lab.generation import generate
+
+    task = opened.task
+    prompt = task.prompt(form.prompt)
+    n_prompt = prompt.shape[1]
+    right = task.sequences(task.read(form.prompt)).tokens[0, n_prompt:].tolist()
+    answers = [("answer", None)]
+    if heads:
+        label = ",".join(head_label(layer, head) for layer, head in sorted(set(heads)))
+        answers.append((f"without {label}", opened.ablation(heads)))
+    facts = [("prompt", form.prompt), ("expected", "".join(task.vocab.decode(right)))]
+    for what, gates in answers:
+        tokens = generate(opened.model, prompt, form.sample, len(right), gates)
+        answer = tokens[0, n_prompt:].tolist()
+        n_right = sum(a == b for a, b in zip(answer, right, strict=True))
+        verdict = "right" if answer == right else f"{n_right} of {len(right)} right"
+        facts.append((what, f"{''.join(task.vocab.decode(answer))}  ({verdict})"))
+    say_facts([(label, one_line(text)) for label, text in facts])
+    return 0

@@ -1,0 +1,49 @@
+"""`headlab report`: all tables, figures and one HTML page of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from apps.commands.arguments import RunName, check_out, fill_in
+from apps.console import remark, say_facts
+from lab.runs import Run, open_run
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportForm:
+    """Write what the probes say about a run: CSV, Parquet and JSON tables, figures, one HTML page.
+
+    headlab report reversal
+    """
+
+    run: RunName
+    out: Annotated[
+        Path | None,
+        arg(
+            metavar="DIR",
+            help="Folder to write to; it must not be a run itself.",
+            help_behavior_hint="(default: the run's own folder)",
+        ),
+    ] = None
+
+
+def run_report(arguments: list[str]) -> int:
+    """Write the report of a run and say where it is."""
+    form = fill_in(ReportForm, arguments, command="report")
+    run = open_run(form.run)
+    if form.out is not None:
+        check_out(form.out)
+    say_facts([("report", str(report_run(run, form.out)))])
+    return 0
+
+
+def report_run(run: Run, out: Path | None = None) -> Path:
+    """Write the report of a run, into its own folder unless told otherwise; return its page."""
+    from probes.report import write_report
+
+    remark(f"writing the report of {run.name} ...")
+    return write_report(run, out) / REPORT

@@ -1,0 +1,83 @@
+"""`headlab runs`: what is in the home of runs. No torch."""
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from apps.commands.arguments import fill_in
+from apps.console import grouped, in_bytes, one_line, say, say_table
+from lab.manifest import MANIFEST
+from lab.runs import CHECKPOINTS, CONFIG, Run, checkpoint_steps, list_runs, runs_home, step_name
+
+logger = logging.getLogger(__name__)
+
+TRAINING_STATE = "optimizer.safetensors"
+"""The file of a checkpoint without which training cannot go on from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsForm:
+    """List the runs: what each was trained on, for how long, and how well it answers.
+
+    exact-match is the share of unseen sequences with every answer token right. resumable says
+    whether training could go on from the last checkpoint, or only its weights were kept.
+    """
+
+
+def run_runs(arguments: list[str]) -> int:
+    """List the complete runs, then those that stopped before their end."""
+    fill_in(RunsForm, arguments, command="runs")
+    home = runs_home()
+    runs = list_runs(home)
+    if runs:
+        header = ("run", "task", "steps", "exact-match", "size", "checkpoints", "resumable")
+        say_table(header, [row_of(run) for run in runs], words=(0, 1, 6))
+    else:
+        say(f"no runs in {home} yet; `headlab demo` makes one in under a minute")
+    for name in unfinished_names(home):
+        step = checkpoint_steps(home / name)[-1]
+        say(f"{one_line(name)} stopped at step {grouped(step)}: headlab train --resume {name}")
+    return 0
+
+
+def row_of(run: Run) -> list[str]:
+    """Return a run's line of the table."""
+    return [
+        run.name,
+        f"{run.config.task} {run.config.length}",
+        grouped(run.config.steps),
+        exact_match_text(run),
+        in_bytes(sum(entry.bytes for entry in run.files.values())),
+        str(len(run.steps)),
+        "yes" if is_resumable(run) else "no, weights only",
+    ]
+
+
+def exact_match_text(run: Run) -> str:
+    """Return the last exact-match that training measured."""
+    try:
+        found = [row["exact_match"] for row in run.metrics()]
+    except ValueError as error:
+        logger.warning("metrics of run %s: %s", run.name, error)
+        return "damaged"
+    measured = [value for value in found if not math.isnan(value)]
+    return f"{measured[-1]:.3f}" if measured else "-"
+
+
+def is_resumable(run: Run) -> bool:
+    """Tell whether the last checkpoint has what training needs to go on."""
+    if not run.steps:
+        return False
+    return f"{CHECKPOINTS}/{step_name(run.steps[-1])}/{TRAINING_STATE}" in run.files
+
+
+def unfinished_names(home: Path) -> list[str]:
+    """Return the names of the runs that have a checkpoint but did not reach their end."""
+    if not home.is_dir():
+        return []
+    return sorted(
+        path.parent.name
+        for path in home.glob(f"[!.]*/{CONFIG}")
+        if not (path.parent / MANIFEST).is_file() and checkpoint_steps(path.parent)
+    )

@@ -1,0 +1,165 @@
+"""`headlab train`: a preset and its flags, or a run to go on with, into a run folder."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from apps.commands.arguments import fill_in, listed
+from apps.commands.report import report_run
+from apps.commands.runs import unfinished_names
+from apps.console import is_main_process, say_facts
+from apps.terminal_training import train_in_terminal
+from lab.config import TrainConfig
+from lab.naming import unknown_name
+from lab.presets import PRESETS, get_preset
+from lab.runs import Run, open_run, run_names, runs_home
+from lab.tasks.registry import TASKS
+
+ABOUT = f"""Train a model into a new run folder.
+
+  headlab train reversal
+  headlab train reversal --name wide --model.d-model 128 --steps 800
+  headlab train --resume wide
+
+A preset is a whole configuration; the flags change parts of it. Ctrl-C keeps what was learned, and
+--resume goes on from there. Several processes: torchrun --nproc-per-node 2 -m apps.cli train ...
+
+presets:
+{listed([(entry.name, entry.summary) for entry in PRESETS])}
+
+tasks (--task):
+{listed([(entry.name, entry.summary) for entry in TASKS])}
+
+--seed N seeds the data and the initial weights; with --model.seed, the weights have their own.
+--model.d-vocab and --model.n-ctx follow the task, unless you give them.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainForm:
+    """What `headlab train` asks for."""
+
+    preset: Annotated[
+        Positional[str | None],
+        arg(metavar="PRESET", help="What to train, see above.", help_behavior_hint=""),
+    ] = None
+    name: Annotated[
+        str | None,
+        arg(
+            metavar="RUN",
+            help="Name of the new run.",
+            help_behavior_hint="(default: the preset's, with a number if it is taken)",
+        ),
+    ] = None
+    resume: Annotated[
+        str | None,
+        arg(metavar="RUN", help="Go on with this run instead.", help_behavior_hint=""),
+    ] = None
+    report: bool = True
+    """Write the report of the run when it is trained."""
+    config: Annotated[TrainConfig, arg(name="")]
+
+
+def run_train(arguments: list[str]) -> int:
+    """Train what the arguments say and return the exit code."""
+    form, run_dir = read_form(arguments)
+    code = train_in_terminal(form.config, run_dir, resume=form.resume is not None)
+    if code == 0 and is_main_process():
+        name = run_dir.name
+        facts = [("report", str(report_run(open_run(run_dir))))] if form.report else []
+        facts += [("next", f"headlab probe {name}"), ("", f"headlab app --run {name}")]
+        say_facts(facts)
+    return code
+
+
+def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
+    """Return the filled form, its config complete, and the folder of the run.
+
+    The defaults of the flags are those of the preset or the run that is named, so the arguments
+    are read twice: once for the name, then with its defaults.
+    """
+    blank = TrainForm(config=PRESETS[0].make())
+    named = [a for a in arguments if a not in ("-h", "--help")]
+    first = fill_in(TrainForm, named, command="train", default=blank)
+    helped = len(named) < len(arguments)
+    if first.resume is not None:
+        run = run_to_resume(first.resume)
+        base, run_dir = run.config, run.path
+    elif first.preset is not None:
+        base, run_dir = get_preset(first.preset), runs_home() / (first.name or "")
+    elif helped:
+        base, run_dir = blank.config, runs_home()
+    else:
+        raise ValueError(
+            "preset must be named, got none; try `headlab train reversal`, "
+            "or `headlab train --resume RUN` to go on with a run"
+        )
+    default = TrainForm(config=base)
+    form = fill_in(TrainForm, arguments, command="train", default=default, description=ABOUT)
+    if form.resume is not None:
+        for what, value in (("preset", form.preset), ("--name", form.name)):
+            if value is not None:
+                raise ValueError(
+                    f"{what} must be left out with --resume, got {value!r}; "
+                    "the run has its own name and configuration"
+                )
+        return form, run_dir
+    config = with_one_seed(with_room_for_task(form.config, arguments), arguments)
+    if form.name is None:
+        run_dir = runs_home() / free_name(form.preset or "")
+    return dataclasses.replace(form, config=config), run_dir
+
+
+def run_to_resume(name: str) -> Run:
+    """Return a run, finished or not, by its name or its folder."""
+    home = runs_home()
+    known = run_names(home) + unfinished_names(home)
+    if "/" not in name and name not in known:
+        raise ValueError(unknown_name("run", name, known))
+    return open_run(name, unfinished=True)
+
+
+def gives(arguments: Sequence[str], flag: str) -> bool:
+    """Tell whether the arguments give a flag, in either spelling.
+
+    >>> gives(["--model.n_ctx=64"], "--model.n-ctx")
+    True
+    """
+    return any(a.split("=")[0].replace("_", "-") == flag for a in arguments)
+
+
+def with_one_seed(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """Return the config with --seed for the weights too, unless they were given their own."""
+    if not gives(arguments, "--seed") or gives(arguments, "--model.seed"):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, seed=config.seed))
+
+
+def with_room_for_task(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """Return the config with a model that fits the task, where the arguments leave that open."""
+    changed = ("--task", "--length", "--n-symbols")
+    if not any(gives(arguments, flag) for flag in changed):
+        return config
+    from lab.tasks.registry import get_task
+
+    task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
+    model = config.model
+    if not gives(arguments, "--model.d-vocab"):
+        model = dataclasses.replace(model, d_vocab=task.d_vocab)
+    if not gives(arguments, "--model.n-ctx"):
+        model = dataclasses.replace(model, n_ctx=max(model.n_ctx, task.n_tokens))
+    return dataclasses.replace(config, model=model)
+
+
+def free_name(preset: str) -> str:
+    """Return the preset's name, or with the first number that makes it new."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise ValueError(
+            "--name must be given when several processes train, got none; add --name RUN"
+        )
+    names = (preset if n == 1 else f"{preset}-{n}" for n in range(1, 10**6))
+    return next(name for name in names if not (runs_home() / name).exists())

@@ -1,0 +1,97 @@
+"""What the command line prints: results to stdout, remarks to stderr, tables in plain columns.
+
+Of several processes that train together only the first one speaks.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+LABEL_WIDTH = 8
+"""Lists of facts that follow each other line up, unless a label is longer."""
+
+
+def is_main_process() -> bool:
+    """Tell whether this process speaks for all that torchrun started; alone, it does."""
+    return int(os.environ.get("WORLD_SIZE") or 1) < 2 or os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str = "") -> None:
+    """Print a line of the result."""
+    if is_main_process():
+        sys.stdout.write(text + "\n")
+
+
+def remark(text: str) -> None:
+    """Print a line about the work, which is no part of the result."""
+    if is_main_process():
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def one_line(text: str) -> str:
+    r"""Return a message as one printable line, whatever names it quotes.
+
+    >>> one_line("two\nlines \x1b[31m")
+    'two lines \\x1b[31m'
+    """
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def say_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Print lines of a label and a text, one below the other; an empty label goes on."""
+    width = max(LABEL_WIDTH, *(len(label) for label, _ in facts))
+    for label, text in facts:
+        say(f"{label:<{width}}  {text}")
+
+
+def say_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)
+) -> None:
+    """Print a table: numbers to the right, the columns of words to the left.
+
+    Args:
+        header: One title a column; may break into lines.
+        rows: Cells, as they are to be read.
+        words: Indices of the columns that hold words.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not is_main_process():
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index, title in enumerate(header):
+        justify = "left" if index in words else "right"
+        table.add_column(Text(title), justify=justify, vertical="bottom")
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    # In a file or a pipe there is no edge to wrap at.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1_000)
+    console.print(table)
+
+
+def grouped(number: int) -> str:
+    """Write a whole number with thousands apart.
+
+    >>> grouped(2000)
+    '2,000'
+    """
+    return f"{number:,}"
+
+
+def in_bytes(size: int) -> str:
+    """Write a size in bytes the short way.
+
+    >>> in_bytes(999), in_bytes(1_300_000)
+    ('999 B', '1.3 MB')
+    """
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 999.5 or unit == "GB":
+            break
+        amount /= 1_000
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

@@ -1,0 +1,105 @@
+"""A run that a command looks at: its model at one checkpoint, its task, sequences to measure on.
+
+Torch is imported when a model is loaded, never with this module.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from apps.console import grouped
+from lab.config import require_whole
+from lab.naming import parse_head
+from lab.runs import Run, open_run
+
+if TYPE_CHECKING:
+    from lab.gates import GateTensors, HeadGates
+    from lab.model import HookedGPT
+    from lab.tasks.base import Batch, Task
+
+SEQUENCES = 500
+"""Sequences that probes and ablations look at, unless told otherwise: those of the report."""
+
+REFERENCE_SEQUENCES = 256
+"""Sequences whose mean fills the gap of a head in mode 'mean'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRun:
+    """A run, loaded."""
+
+    run: Run
+    model: "HookedGPT"
+    task: "Task"
+    step: int
+    """Step of the weights."""
+
+    @property
+    def title(self) -> str:
+        """What the numbers are about: run, task and step."""
+        config = self.run.config
+        return (
+            f"{self.run.name}: {config.task} of length {config.length}, step {grouped(self.step)}"
+        )
+
+    def unseen(self, n: int) -> "Batch":
+        """Return n sequences that training never drew, the first of those it was evaluated on."""
+        return self.task.sample(n, seed=self.run.config.seed, split="test")
+
+    def reference_batch(self) -> "Batch":
+        """Return sequences of their own whose mean can stand for a head."""
+        seed = self.run.config.seed
+        return self.task.sample(REFERENCE_SEQUENCES, seed=seed, split="reference")
+
+    def ablation(
+        self, heads: tuple[tuple[int, int], ...], mode: str = "zero"
+    ) -> "HeadGates | GateTensors":
+        """Return the argument of forward that ablates some heads.
+
+        Raises:
+            ValueError: If the model has no such head.
+        """
+        from lab.gates import HeadGates
+
+        if mode == "zero":
+            return HeadGates.ablate(heads, like=self.model)
+        HeadGates.ablate(heads, like=self.model)  # says which head is unknown before the work
+        from probes.ablation import mean_reference
+
+        mean = mean_reference(self.model, self.reference_batch())
+        return HeadGates.ablate(heads, like=self.model, fill=mean).tensors(self.model, [mean])
+
+
+def open_for_measuring(
+    name: str, *, checkpoint: int | None = None, sequences: int = SEQUENCES, device: str = "auto"
+) -> OpenedRun:
+    """Load a complete run; whatever is wrong with the request is said before torch is imported.
+
+    Raises:
+        ValueError: An unknown run, step or device, a damaged file, or a wrong number of sequences.
+    """
+    run = open_run(name)
+    step = run.config.steps
+    if checkpoint is not None:
+        run.checkpoint(checkpoint)
+        step = checkpoint
+    require_whole("--sequences", sequences, 1)
+    from lab.checkpoint import load_model
+    from lab.runtime import pick_device
+    from lab.tasks.registry import get_task
+
+    model = load_model(run.path, device=str(pick_device(device)), step=checkpoint)
+    config = run.config
+    task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
+    return OpenedRun(run=run, model=model, task=task, step=step)
+
+
+def parse_heads(labels: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Return (layer, head) pairs from labels, also from one label like L0H1,L1H3.
+
+    >>> parse_heads(("L0H1,L1H3", "L1H0"))
+    ((0, 1), (1, 3), (1, 0))
+
+    Raises:
+        ValueError: If a label is not of that form.
+    """
+    return tuple(parse_head(part) for label in labels for part in label.split(","))

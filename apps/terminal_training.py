@@ -1,0 +1,179 @@
+"""Training as a person in a terminal sees it: how it goes, how it ended, how to go on.
+
+The steps themselves are `lab.training`'s. What `headlab train` and `headlab demo` share is here.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from apps.console import grouped, is_main_process, remark, say_facts
+from lab.config import TrainConfig
+from lab.runs import CONFIG, checkpoint_steps, runs_home
+
+if TYPE_CHECKING:
+    from lab.evaluation import Evaluation
+    from lab.training import StepRecord
+
+Show = Callable[["StepRecord"], None]
+
+STOPPED = 128
+"""A shell's exit code for a program that a signal ended is this plus the signal's number."""
+
+
+def train_in_terminal(config: TrainConfig, run_dir: Path, *, resume: bool) -> int:
+    """Train a run to its end and say what came out.
+
+    Ctrl-C, or SIGTERM, ends it after the step at hand, with a checkpoint; a second one at once.
+
+    Returns:
+        The exit code: 0, or 128 + the signal that stopped it.
+
+    Raises:
+        ValueError: See `lab.training.train`.
+        OSError: If the run folder cannot be written or the disk is full.
+    """
+    from lab.training import train
+
+    remark(announcement(config, run_dir))
+    began = time.monotonic()
+    last: StepRecord | None = None
+    first_step = config.steps
+    with stop_requests() as requests:
+        records = train(config, run_dir=run_dir, resume=resume)
+        with contextlib.closing(records), progress(config, run_dir.name) as show:
+            try:
+                for record in records:
+                    first_step = record.step if last is None else first_step
+                    last = record
+                    show(record)
+                    if requests:
+                        break
+            except KeyboardInterrupt:  # the second request
+                requests.append(signal.SIGINT)
+        if requests and not (last is not None and last.final):
+            say_how_to_go_on(run_dir, config)
+            return STOPPED + requests[0]
+    leave_processes()
+    if last is not None and is_main_process():
+        seconds = time.monotonic() - began
+        say_facts(outcome(run_dir, last, config.steps - first_step + 1, seconds))
+    return 0
+
+
+def announcement(config: TrainConfig, run_dir: Path) -> str:
+    """Return the line that says what is going to be trained, and where it goes."""
+    model = config.model
+    return (
+        f"training {config.task} of length {config.length} into {run_dir}: "
+        f"{model.n_layers} layers x {model.n_heads} heads, d_model {model.d_model}, "
+        f"{grouped(config.steps)} steps of {config.batch_size} sequences"
+    )
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Give a list that the first SIGINT or SIGTERM enters; a second one interrupts."""
+    requests: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+        remark("\nstopping after this step (Ctrl-C again: at once)")
+
+    # What is ignored, as under nohup, stays ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def progress(config: TrainConfig, name: str) -> Iterator[Show]:
+    """Give a function that shows a record on stderr: on a bar, or in lines."""
+    if not is_main_process():
+        yield lambda record: None
+    elif not sys.stderr.isatty():
+        yield lambda record: show_line(record, config.steps)
+    else:
+        from tqdm import tqdm
+
+        with tqdm(total=config.steps, desc=name, unit="step", dynamic_ncols=True) as bar:
+            exact = ""
+
+            def show(record: "StepRecord") -> None:
+                nonlocal exact
+                if not bar.n:  # a run that goes on does not begin at 0, and took no time for that
+                    bar.n = bar.initial = record.step - 1
+                if record.evaluation is not None:
+                    exact = f", exact-match {record.evaluation.exact_match:.3f}"
+                bar.set_postfix_str(f"loss {record.loss:.4f}{exact}", refresh=False)
+                bar.update(record.step - bar.n)
+
+            yield show
+
+
+def show_line(record: "StepRecord", steps: int) -> None:
+    """Print one line for a step that was evaluated."""
+    if record.evaluation is None:
+        return
+    width = len(grouped(steps))
+    remark(
+        f"step {grouped(record.step):>{width}} of {grouped(steps)}  loss {record.loss:.4f}  "
+        f"exact-match {record.evaluation.exact_match:.3f}"
+    )
+
+
+def outcome(
+    run_dir: Path, last: "StepRecord", n_steps: int, seconds: float
+) -> list[tuple[str, str]]:
+    """Return what a training came to, as labels and texts."""
+    device = next(last.model.parameters()).device.type
+    parameters = sum(p.numel() for p in last.model.parameters())
+    facts = [("run", f"{run_dir} ({grouped(parameters)} parameters)")]
+    if n_steps > 1:
+        facts.append(("trained", f"{grouped(n_steps)} steps in {seconds:.0f} s on {device}"))
+    if last.evaluation is not None:
+        facts.append(("reached", accuracy_text(last.evaluation)))
+    return facts
+
+
+def accuracy_text(evaluation: "Evaluation") -> str:
+    """Return how well a model answers, in one line."""
+    return (
+        f"exact-match {evaluation.exact_match:.3f}, token accuracy "
+        f"{evaluation.token_accuracy:.3f}, loss {evaluation.loss:.4f} nats "
+        f"on {grouped(evaluation.n_sequences)} unseen sequences"
+    )
+
+
+def say_how_to_go_on(run_dir: Path, config: TrainConfig) -> None:
+    """Say what a stopped training left, and the command that goes on with it."""
+    steps = checkpoint_steps(run_dir)
+    if not (run_dir / CONFIG).is_file() or not steps:
+        remark("stopped before the first step; nothing was written")
+        return
+    place = run_dir.name if run_dir.parent == runs_home() else str(run_dir)
+    remark(
+        f"stopped; step {grouped(steps[-1])} of {grouped(config.steps)} is saved. Go on with:\n"
+        f"  headlab train --resume {place}"
+    )
+
+
+def leave_processes() -> None:
+    """Leave the group of processes that trained together, if there is one."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
