@@ -1,6 +1,7 @@
 """Questions asked of a model: which head looks where, how widely, and what breaks without it.
 
-The names below are the package's public face, loaded on first use: `import probes` imports no torch.
+The names below are the package's public face, loaded on first use: `import probes` imports no
+torch.
 """
 
 from importlib import import_module

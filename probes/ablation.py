@@ -1,8 +1,8 @@
 """What a model loses without a head: every head and every layer ablated in turn.
 
 An ablation is a gate of 0 on the head's output, filled with zeros or with the head's mean over a
-reference set. Gates are an argument of forward, so the variants of one layer run as one batch, and the
-layers below it, which no variant changes, run once.
+reference set. Gates are an argument of forward, so the variants of one layer run as one batch, and
+the layers below it, which no variant changes, run once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lab.attention import AttentionReads
+from lab.config import ModelConfig
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
@@ -39,6 +40,7 @@ MODES: tuple[Mode, ...] = ("zero", "mean")
 PREFIX_TOKENS = 4_096
 """Tokens whose lower layers are kept while the variants of a layer run."""
 
+Variant = tuple[int, tuple[int, ...], bool]
 SequenceTotals = Float64[np.ndarray, "batch metric"]
 Totals = Float64[np.ndarray, "batch run metric"]
 Fill = Float[Tensor, "layer 1 pos head d_head"]
@@ -55,9 +57,9 @@ def ablation_sweep(
 ) -> pd.DataFrame:
     """Ablate every head, and every whole layer: one row per layer, head (or none) and metric.
 
-    delta = ablated - baseline; its interval resamples sequences, the same for both numbers. A single
-    head's delta is a lower bound: heads that do the same job stand in for each other, which is what the
-    rows of whole layers show.
+    delta = ablated - baseline; its interval resamples sequences, the same for both numbers. A
+    single head's delta is a lower bound: heads that do the same job stand in for each other, which
+    is what the rows of whole layers show.
 
     Args:
         model: A HookedGPT.
@@ -73,7 +75,7 @@ def ablation_sweep(
     wanted = check_request(mode, reference, metrics)
     x = probe_input(batch)
     fill = None if mode == "zero" or reference is None else reference.z.unsqueeze(1)
-    variants = all_variants(model.config.n_layers, model.config.n_heads)
+    variants = all_variants(model.config)
     totals = sweep_totals(model, batch, variants, fill)
     compared = {
         name: compare(totals[:, :, i], answer_counts(batch)[:, i], seed)
@@ -112,8 +114,8 @@ def mean_reference(
 ) -> Reference:
     """Return the mean z of every head over a set of sequences, to fill the gaps of mean ablations.
 
-    Take a split that the ablation is not measured on. The mean per position keeps what a head does at
-    that position whatever the tokens are; the mean over positions removes that too.
+    Take a split that the ablation is not measured on. The mean per position keeps what a head does
+    at that position whatever the tokens are; the mean over positions removes that too.
 
     Args:
         model: A HookedGPT.
@@ -130,10 +132,13 @@ def mean_reference(
 
     for part in slices_of(x, model_device(model)):
         observe_layers(model, part.tokens, observe)
-    z = torch.stack([sums[layer] for layer in sorted(sums)]) / len(x.tokens)
+    config = model.config
+    z = torch.zeros(config.n_layers, x.tokens.shape[1], config.n_heads, config.head_width)
+    for layer, total in sums.items():
+        z[layer, :, list(config.heads_of(layer))] = (total / len(x.tokens)).float()
     if not per_position:
         z = z.mean(dim=1, keepdim=True)
-    return Reference(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z.float())
+    return Reference(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z)
 
 
 def mixed_sum(
@@ -163,21 +168,21 @@ def check_request(
     return wanted
 
 
-def all_variants(n_layers: int, n_heads: int) -> list[tuple[int, tuple[int, ...], bool]]:
+def all_variants(config: ModelConfig) -> list[Variant]:
     """Return (layer, heads, whether it is the whole layer) of every variant, layer by layer."""
-    everything = tuple(range(n_heads))
-    return [
-        (layer, heads, whole)
-        for layer in range(n_layers)
-        for heads, whole in [*(((head,), False) for head in everything), (everything, True)]
-    ]
+    variants: list[Variant] = []
+    for layer in range(config.n_layers):
+        everything = config.heads_of(layer)
+        variants += [(layer, (head,), False) for head in everything]
+        variants += [(layer, everything, True)] if everything else []
+    return variants
 
 
 @torch.no_grad()
 def sweep_totals(
     model: HookedGPT,
     batch: Batch,
-    variants: list[tuple[int, tuple[int, ...], bool]],
+    variants: list[Variant],
     fill: Fill | None,
 ) -> Totals:
     """Return every sequence's metrics, of the whole model (first run) and of each variant."""
@@ -248,7 +253,7 @@ def answer_counts(batch: Batch) -> SequenceTotals:
 def compare(
     totals: Float64[np.ndarray, "batch run"], counts: Float64[np.ndarray, " batch"], seed: int
 ) -> list[dict[str, float]]:
-    """Return one metric before and after each ablation, and the interval of the paired difference."""
+    """Return one metric before and after each ablation, with the interval of the difference."""
     low, high = bootstrap_interval(totals[:, 1:] - totals[:, :1], counts, seed=seed)
     with np.errstate(invalid="ignore"):
         means = totals.sum(axis=0) / counts.sum()

@@ -1,7 +1,7 @@
 """How widely each head spreads its attention, position by position.
 
-Entropy is in nats. A head that rests on key 0 looks focused whatever it does with the rest, so every
-row is measured a second time with key 0 hidden: that is the sink-free entropy.
+Entropy is in nats. A head that rests on key 0 looks focused whatever it does with the rest, so
+every row is measured a second time with key 0 hidden: that is the sink-free entropy.
 """
 
 import math
@@ -17,6 +17,7 @@ from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.reads import (
     ReadableModel,
+    head_ids,
     model_device,
     observe_layers,
     probe_input,
@@ -36,9 +37,10 @@ def entropy_profile(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> pd
     """Measure the entropy of every row: one row per layer, head and query position.
 
     H(q) = -sum_k A[q, k] ln A[q, k], mean over sequences, in nats, in 0 .. ln(q + 1); normalised =
-    H(q) / ln(q + 1); effective_keys = exp(H(q)). sink_free is the entropy of the row with key 0 hidden
-    and the others renormalised, over the sequences whose row is not silent. NaN: the normalised values
-    where only one key is visible, everything sink-free where only key 0 is, or where all are silent.
+    H(q) / ln(q + 1); effective_keys = exp(H(q)). sink_free is the entropy of the row with key 0
+    hidden and the others renormalised, over the sequences whose row is not silent. NaN: the
+    normalised values where only one key is visible, everything sink-free where only key 0 is, or
+    where all are silent.
 
     Args:
         model: A HookedGPT.
@@ -57,7 +59,10 @@ def entropy_profile(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> pd
 
     for part in slices_of(x, model_device(model)):
         observe_layers(model, part.tokens, observe)
-    parts = [profile_columns(layer, sums, n_sequences) for layer, sums in sorted(layers.items())]
+    parts = [
+        profile_columns(layer, head_ids(model, layer, sums.shape[1]), sums, n_sequences)
+        for layer, sums in sorted(layers.items())
+    ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["query_pos"] = np.tile(np.arange(n_pos), len(columns["layer"]) // n_pos)
     columns["n_sequences"] = np.full(len(columns["layer"]), n_sequences)
@@ -78,7 +83,10 @@ def row_sums(reads: AttentionReads) -> Tensor:
 
 
 def profile_columns(
-    layer: int, sums: Float64[np.ndarray, "sums head query_pos"], n_sequences: int
+    layer: int,
+    heads: tuple[int, ...],
+    sums: Float64[np.ndarray, "sums head query_pos"],
+    n_sequences: int,
 ) -> dict[str, np.ndarray]:
     """Return one layer's columns, head after head."""
     entropy, sink_mass, sink_free, n_silent = sums
@@ -102,6 +110,6 @@ def profile_columns(
     }
     return {
         "layer": np.full(n_heads * n_pos, layer),
-        "head": np.repeat(np.arange(n_heads), n_pos),
+        "head": np.repeat(np.array(heads, dtype=np.int64), n_pos),
         **{name: np.broadcast_to(value, entropy.shape).ravel() for name, value in values.items()},
     }

@@ -20,6 +20,7 @@ from probes.intervals import bootstrap_interval
 from probes.reads import (
     SPECIAL_IDS,
     ReadableModel,
+    head_ids,
     model_device,
     observe_layers,
     probe_input,
@@ -117,7 +118,7 @@ def masses_of_slice(
     layers: list[list[np.ndarray]] = [[] for _ in entries]
 
     def observe(layer: int, reads: AttentionReads) -> None:
-        heads.extend((layer, head) for head in range(reads.q.shape[2]))
+        heads.extend((layer, head) for head in head_ids(model, layer, reads.q.shape[2]))
         for collected, target in zip(layers, targets, strict=True):
             collected.append(mass_on(reads, target).cpu().numpy())
 

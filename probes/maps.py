@@ -12,7 +12,14 @@ from lab.naming import head_label, unknown_name
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import Vocab
-from probes.reads import ReadableModel, model_device, observe_layers, probe_input, provenance
+from probes.reads import (
+    ReadableModel,
+    head_ids,
+    model_device,
+    observe_layers,
+    probe_input,
+    provenance,
+)
 from probes.tables import ATTENTION, make_table
 
 LONGEST = 128
@@ -87,7 +94,8 @@ def sequence_maps(model: ReadableModel, tokens: Tokens) -> dict[tuple[int, int],
 
     def observe(layer: int, reads: AttentionReads) -> None:
         pattern = reads.pattern()[0].cpu().double().numpy()
-        maps.update({(layer, head): matrix for head, matrix in enumerate(pattern)})
+        ids = head_ids(model, layer, len(pattern))
+        maps.update({(layer, head): own for head, own in zip(ids, pattern, strict=True)})
 
     observe_layers(model, tokens.to(model_device(model)), observe)
     return maps

@@ -1,8 +1,8 @@
 """Heads whose attention is known by construction: what every probe must find, and must not find.
 
-A planted head writes q and k down instead of learning them: one-hot codes of tokens and positions, and
-a gain beta. A row whose target scores beta and whose q other visible keys score 0 puts
-e^beta / (e^beta + q) on the target, exactly. Nothing here is trained, and nothing has weights.
+A planted head writes q and k down instead of learning them: one-hot codes of tokens and positions,
+and a gain beta. A row whose target scores beta and whose q other visible keys score 0 puts e^beta /
+(e^beta + q) on the target, exactly. Nothing here is trained, and nothing has weights.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Tables to pictures: every function takes a tidy table and returns the Axes it drew on.
 
-Figures are made with matplotlib's object interface on their own Agg canvas, never through pyplot, whose
-current figure is shared by all threads of a process. Colours are told apart by people who see red and
-green alike, and dark means much on every map.
+Figures are made with matplotlib's object interface on their own Agg canvas, never through pyplot,
+whose current figure is shared by all threads of a process. Colours are told apart by people who see
+red and green alike, and dark means much on every map.
 """
 
 import io
@@ -13,6 +13,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -39,12 +40,18 @@ HEAD_COLOURS = (
     "#000000",
 )
 """Okabe and Ito's colours, for the heads of a layer."""
-DASHES = ((1, 0), (4, 1.5), (1, 1), (3, 1, 1, 1))
+DASHES = ("", (4, 1.5), (1, 1), (3, 1, 1, 1))
 """One kind of line a layer."""
 PROBABILITY = LinearSegmentedColormap.from_list(
     "probability", ["#ffffff", "#cfe3f2", "#7fb6dc", "#2f7fbc", "#0b4f86", "#062c4f"]
 )
 """White is 0, dark blue is 1; lightness falls all the way."""
+
+FEW_COLUMNS = 16
+"""Up to this many heads, cells have room for their numbers."""
+
+FEW_BARS = 16
+"""Up to this many, bars have room for their numbers."""
 
 METRIC_LABELS = {
     "loss": "change in loss (nats)",
@@ -85,33 +92,55 @@ def plot_head_grid(frame: pd.DataFrame, *, probe: str, ax: Axes | None = None) -
         raise ValueError(unknown_name("probe of this table", probe, frame["probe"].unique()))
     grid = rows.pivot(index="layer", columns="head", values="score")
     ax = own_axes(ax, 1.2 + 0.75 * grid.shape[1], 0.9 + 0.7 * grid.shape[0])
-    sns.heatmap(
-        grid,
-        ax=ax,
-        vmin=0.0,
-        vmax=1.0,
-        cmap=PROBABILITY,
-        cbar=False,
-        square=True,
-        linewidths=2,
-        linecolor="white",
-        annot=grid.shape[1] <= 16,
-        fmt=".2f",
-        annot_kws={"size": 11 if grid.shape[1] <= 8 else 7},
-    )
-    frame_cells(ax, grid.shape)
+    draw_cells(ax, grid, edge=FAINT)
+    if grid.shape[1] <= FEW_COLUMNS:
+        write_scores(ax, grid)
+    ax.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(head) for head in grid.columns])
+    ax.set_yticks(np.arange(grid.shape[0]) + 0.5, [str(layer) for layer in grid.index])
     ax.set_title(get_probe(probe).title, loc="left", fontsize=11, color=INK, fontweight="bold")
     ax.set_xlabel("head", color=MUTED)
     ax.set_ylabel("layer", color=MUTED)
-    ax.tick_params(length=0, colors=INK, labelrotation=0)
     return ax
 
 
-def frame_cells(ax: Axes, shape: tuple[int, int]) -> None:
-    """Give every cell a faint edge, so that a white one is still a cell."""
-    for row in range(shape[0]):
-        for column in range(shape[1]):
-            ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=FAINT, linewidth=0.8))
+def draw_cells(ax: Axes, grid: pd.DataFrame, *, edge: str | None = None) -> QuadMesh:
+    """Draw a grid of probabilities, first row on top; a missing one stays the ground's colour.
+
+    seaborn's heatmap draws the whole figure once a call, to see whether labels overlap: eight grids
+    of one figure would take eight times as long.
+    """
+    mesh = ax.pcolormesh(
+        grid.to_numpy(dtype=float),
+        cmap=PROBABILITY,
+        vmin=0.0,
+        vmax=1.0,
+        edgecolors=edge or "none",
+        linewidth=0.8 if edge else 0.0,
+    )
+    ax.set_facecolor(HIDDEN)
+    ax.set_xlim(0, grid.shape[1])
+    ax.set_ylim(grid.shape[0], 0)
+    ax.set_aspect("equal")
+    ax.tick_params(length=0, colors=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return mesh
+
+
+def write_scores(ax: Axes, grid: pd.DataFrame) -> None:
+    """Write each score into its cell, light on dark."""
+    for row, scores in enumerate(grid.to_numpy(dtype=float)):
+        for column, score in enumerate(scores):
+            if not np.isnan(score):
+                ax.text(
+                    column + 0.5,
+                    row + 0.5,
+                    f"{score:.2f}",
+                    ha="center",
+                    va="center",
+                    fontsize=11 if grid.shape[1] <= 8 else 7,
+                    color="white" if score > 0.55 else INK,
+                )
 
 
 def plot_attention(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -124,17 +153,12 @@ def plot_attention(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     grid = frame.pivot(index="query_pos", columns="key_pos", values="probability")
     n_pos = len(grid)
     labels = frame[frame["key_pos"] == frame["query_pos"]].sort_values("query_pos")["query_token"]
-    ax = own_axes(ax, 1.9 + 0.27 * n_pos, 1.5 + 0.27 * n_pos)
-    sns.heatmap(
-        grid,
-        ax=ax,
-        vmin=0.0,
-        vmax=1.0,
-        cmap=PROBABILITY,
-        square=True,
-        cbar_kws={"shrink": 0.5, "label": "attention probability", "ticks": [0, 0.5, 1]},
-    )
-    ax.set_facecolor(HIDDEN)
+    ax = own_axes(ax, 1.9 + 0.27 * n_pos, 1.1 + 0.27 * n_pos)
+    mesh = draw_cells(ax, grid)
+    bar = ax.figure.colorbar(mesh, ax=ax, shrink=0.5, ticks=[0, 0.5, 1])
+    bar.set_label("attention probability", color=MUTED)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, colors=INK)
     sources = frame[frame["is_source"]]
     for row, key in zip(sources["query_pos"], sources["key_pos"], strict=True):
         ax.add_patch(
@@ -186,17 +210,22 @@ def plot_entropy(frame: pd.DataFrame, *, value: str = "entropy", ax: Axes | None
         rows[keys > 0], np.log(keys[keys > 0]), color=MUTED, linewidth=1, label="all keys alike"
     )
     ax.fill_between(rows[keys > 0], np.log(keys[keys > 0]), color=HIDDEN, zorder=0)
-    for (layer, head), own in frame.groupby(["layer", "head"]):
-        sns.lineplot(
-            x=own["query_pos"],
-            y=own[value],
-            ax=ax,
-            color=HEAD_COLOURS[int(head) % len(HEAD_COLOURS)],
-            dashes=False,
-            linewidth=2,
-            label=head_label(int(layer), int(head)),
-        )
-        ax.lines[-1].set_dashes(DASHES[int(layer) % len(DASHES)])
+    pairs = list(dict.fromkeys(zip(frame["layer"], frame["head"], strict=True)))
+    names = [head_label(layer, head) for layer, head in pairs]
+    sns.lineplot(
+        x=frame["query_pos"],
+        y=frame[value],
+        hue=[head_label(*pair) for pair in zip(frame["layer"], frame["head"], strict=True)],
+        style=[head_label(*pair) for pair in zip(frame["layer"], frame["head"], strict=True)],
+        hue_order=names,
+        style_order=names,
+        palette=[HEAD_COLOURS[head % len(HEAD_COLOURS)] for _, head in pairs],
+        dashes=[DASHES[layer % len(DASHES)] for layer, _ in pairs],
+        errorbar=None,
+        estimator=None,
+        linewidth=2,
+        ax=ax,
+    )
     title = "Spread of attention" if value == "entropy" else "Spread without the first key"
     ax.set_title(title, loc="left", color=INK, fontweight="bold")
     ax.set_xlabel("query position", color=MUTED)
@@ -205,13 +234,12 @@ def plot_entropy(frame: pd.DataFrame, *, value: str = "entropy", ax: Axes | None
     ax.set_ylim(bottom=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(ax)
-    n_lines = len(ax.lines)
     ax.legend(
         loc="center left",
         bbox_to_anchor=(1.01, 0.5),
         frameon=False,
         fontsize=9,
-        ncols=1 + n_lines // 18,
+        ncols=1 + len(pairs) // 18,
     )
     return ax
 
@@ -239,23 +267,39 @@ def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None 
     ends = np.stack([delta - rows["ci_low"], rows["ci_high"] - delta]).clip(min=0)
     ax.errorbar(places, delta, ends, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3, zorder=3)
     ax.axhline(0.0, color=MUTED, linewidth=1)
-    ax.set_xticks(places, names, rotation=0 if len(rows) <= 16 else 90)
+    ax.set_xticks(places, names, rotation=0 if len(rows) <= FEW_BARS else 90)
     mode = str(rows["mode"].iloc[0])
     gap = "zeros" if mode == "zero" else "its mean"
-    ax.set_title(
-        f"What breaks without a head ({gap} in its place)",
-        loc="left",
-        color=INK,
-        fontweight="bold",
-    )
+    ax.set_title(f"Without a head ({gap} instead)", loc="left", color=INK, fontweight="bold")
+    if len(rows) <= FEW_BARS:
+        label_bars(ax, delta, rows["ci_low"].fillna(0).tolist(), rows["ci_high"].fillna(0).tolist())
     ax.set_ylabel(METRIC_LABELS[metric], color=MUTED)
     if metric != "loss":
-        ax.set_ylim(min(-1.02, *ax.get_ylim()), max(0.05, delta.max()))
+        ax.set_ylim(-1.15, 0.15 + max(0.0, delta.max()))
+    else:
+        ax.margins(y=0.12)
     ax.grid(axis="y", color=FAINT, linewidth=0.8, zorder=0)
     ax.set_axisbelow(True)
     tidy(ax)
     ax.tick_params(axis="x", length=0)
     return ax
+
+
+def label_bars(ax: Axes, delta: np.ndarray, low: Sequence[float], high: Sequence[float]) -> None:
+    """Write each change beyond the end of its bar and whisker: a flat bar is a number too."""
+    for place, (change, bottom, top) in enumerate(zip(delta, low, high, strict=True)):
+        flat = abs(change) < 0.005
+        up = flat or change > 0
+        ax.annotate(
+            "0" if flat else f"{change:+.2f}",
+            (place, max(change, top) if up else min(change, bottom)),
+            xytext=(0, 4 if up else -4),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if up else "top",
+            fontsize=9,
+            color=INK,
+        )
 
 
 def tidy(ax: Axes) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lab.attention import AttentionReads
+from lab.config import ModelConfig
 from lab.runtime import versions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
@@ -38,6 +39,16 @@ class ReadableModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Configured(Protocol):
+    """A model that knows how it was pruned."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The frozen description of the model."""
+        ...
+
+
 def probe_input(
     batch_or_tokens: Batch | Tokens, special_ids: tuple[int, ...] = SPECIAL_IDS
 ) -> ProbeInput:
@@ -62,6 +73,11 @@ def model_device(model: ReadableModel) -> torch.device:
     """Return the device of the model's weights."""
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device("cpu") if weight is None else weight.device
+
+
+def head_ids(model: ReadableModel, layer: int, n_heads: int) -> tuple[int, ...]:
+    """Return the original ids of a layer's heads: in a pruned model they have gaps."""
+    return model.config.heads_of(layer) if isinstance(model, Configured) else tuple(range(n_heads))
 
 
 def slices_of(

@@ -1,8 +1,8 @@
 """The one list of probes: what each asks of a head, in which unit, and where its cells are defined.
 
 A probe of this list is the attention mass that a head puts on a set of target cells. A new one is a
-function in `probes.targets` and an entry here; tables, reports and docs/probes.md follow. No torch is
-imported: `where` is resolved on use.
+function in `probes.targets` and an entry here; tables, reports and docs/probes.md follow. No torch
+is imported: `where` is resolved on use.
 """
 
 import importlib
@@ -71,7 +71,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         target="the source of the answer one row late",
         rows="the row after each scored one; key: as in sources (reversal: query + key = 2n + 2)",
         source="neighbouring stripe of sources; a one-off reading of the map reports this one",
-        caveat="A control for sources: a head that is high here and low there matches equal tokens.",
+        caveat="A control for sources: a head that is high only here matches equal tokens.",
         where="probes.targets:answer_sources_plus_1",
         needs_sources=True,
     ),
@@ -184,8 +184,8 @@ def choose_probes(names: Iterable[str] | None, *, has_sources: bool) -> tuple[Pr
     for entry in chosen:
         if entry.needs_sources and not has_sources:
             raise ValueError(
-                f"the input of probe {entry.name!r} must be a task's batch, which knows its sources, "
-                "got plain tokens; pass get_task(...).sample(...) instead"
+                f"the input of probe {entry.name!r} must be a task's batch, which knows its "
+                "sources, got plain tokens; pass get_task(...).sample(...) instead"
             )
     return chosen
 

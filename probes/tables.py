@@ -29,7 +29,8 @@ DTYPES: Mapping[Kind, str] = {
 }
 
 METRICS: Mapping[str, str] = {"loss": "nats", "token_accuracy": "share", "exact_match": "share"}
-"""What an ablation is measured by, and its unit: a mean over answer tokens, over answer tokens, over
+"""What an ablation is measured by, and its unit: a mean over answer tokens, over answer tokens,
+over
 sequences."""
 
 CSV_FLOAT = "%.6g"
@@ -158,7 +159,7 @@ SCHEMAS: tuple[Schema, ...] = (HEADS, ENTROPY, ABLATION, ATTENTION)
 def make_table(
     columns: Mapping[str, Sequence[Any]], schema: Schema, provenance: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Build a table of a schema: columns in its order and types, what it was measured on in attrs."""
+    """Build a table of a schema; what it was measured on goes into its attrs."""
     frame = pd.DataFrame({name: columns[name] for name in columns})
     types = {c.name: DTYPES[c.kind] for c in schema.columns if c.name in frame.columns}
     frame = frame.astype(types)

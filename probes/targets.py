@@ -1,8 +1,8 @@
 """Which cells of the attention matrix each probe looks at.
 
-One function a probe: it turns tokens (and, for a task, the sources of its answers) into the cells that
-count. Nothing here runs a model. Positions are 0-based; PROBES of `probes.registry` says in words
-which rows each function scores.
+One function a probe: it turns tokens (and, for a task, the sources of its answers) into the cells
+that count. Nothing here runs a model. Positions are 0-based; PROBES of `probes.registry` says in
+words which rows each function scores.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class ProbeInput:
     tokens: Tokens
     """Token ids."""
     sources: Sources | None
-    """For each query position, the key positions of the answer; -1: none. None: not a task's batch."""
+    """For each query position, the key positions of the answer; -1: none. None: no task's batch."""
     special_ids: tuple[int, ...]
     """Ids of BOS and SEP: equal ones among them are no duplicates."""
 
@@ -118,7 +118,7 @@ def duplicate_token(x: ProbeInput) -> Targets:
 
 
 def induction(x: ProbeInput) -> Targets:
-    """Return the cells (q, k), k <= q, whose key stands right after an earlier copy of q's token."""
+    """Return the cells (q, k), k <= q, whose key follows an earlier copy of q's token."""
     rows, copies = earlier_copies(x)
     return Targets.of_cells(rows, torch.where(copies >= 0, copies + 1, -1), x.tokens.shape[1])
 

@@ -1,0 +1,208 @@
+"""The HTML report: one file that opens anywhere, with nothing to load and nothing that runs.
+
+Figures are inlined, there is no script and no address, and every text is escaped, whatever a token,
+a run or a command is called. The numbers in its tables are those of the CSV, character for
+character.
+"""
+
+import base64
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from probes.registry import get_probe
+from probes.tables import csv_text
+
+STYLE = """
+:root { --ink: #1b2733; --muted: #5b6b7a; --faint: #d9e0e6; --paper: #ffffff; --blue: #0b5c94; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #eef2f5; color: var(--ink);
+  font: 16px/1.55 system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif; }
+main { max-width: 66rem; margin: 2rem auto; padding: 2.5rem 3rem 3rem; background: var(--paper);
+  border: 1px solid var(--faint); border-radius: 6px; }
+h1 { margin: 0; font-size: 2rem; line-height: 1.2; }
+h2 { margin: 2.6rem 0 .6rem; font-size: 1.3rem; }
+p { margin: .5rem 0; max-width: 46rem; }
+.under { color: var(--muted); margin: .3rem 0 1.6rem; }
+.lead { font-size: 1.15rem; border-left: 4px solid var(--blue); padding: .2rem 0 .2rem 1rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: 1px;
+  margin: 1.6rem 0 0; background: var(--faint); border: 1px solid var(--faint); }
+.facts div { background: var(--paper); padding: .7rem .9rem; }
+.facts dt { color: var(--muted); font-size: .82rem; }
+.facts dd { margin: 0; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+figure { margin: 1rem 0; }
+img { max-width: 100%; height: auto; display: block; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .82rem; margin: .8rem 0; width: 100%; }
+th { text-align: left; color: var(--muted); font-weight: 600; }
+thead th { border-bottom: 2px solid var(--faint); }
+th, td { padding: .22rem .7rem .22rem 0; vertical-align: top; }
+td { border-bottom: 1px solid var(--faint); }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.data td, .data th { white-space: nowrap; }
+code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+pre { background: #f3f5f7; border: 1px solid var(--faint); border-radius: 4px; padding: .7rem 1rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; font-size: .88rem; }
+td.long { overflow-wrap: anywhere; }
+@media print { body { background: none; font-size: 11px; } thead { display: table-header-group; }
+  main { margin: 0; padding: 0; border: 0; max-width: none; } figure, tr { break-inside: avoid; } }
+@media (max-width: 40rem) { main { padding: 1.2rem; margin: 0; border: 0; } }
+"""
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""Even if something slipped through, a browser would load and run nothing."""
+
+
+def report_page(
+    *,
+    title: str,
+    subtitle: str,
+    sentence: str,
+    facts: Mapping[str, str],
+    figures: Mapping[str, bytes],
+    heads: pd.DataFrame,
+    ablation: pd.DataFrame,
+    command: str,
+    provenance: Mapping[str, str],
+    files: Sequence[str],
+) -> str:
+    """Return the whole page.
+
+    Args:
+        title: What was probed.
+        subtitle: One line below it.
+        sentence: What was found, in one sentence.
+        facts: A few numbers for the top, by name.
+        figures: PNG files by name: heads, attention (may be missing), entropy, ablation.
+        heads: The table of score_heads.
+        ablation: The table of ablation_sweep.
+        command: What makes this report again.
+        provenance: What the numbers were measured on, by name.
+        files: Names of the files beside this one.
+    """
+    parts = [
+        f"<h1>{text(title)}</h1>",
+        f'<p class="under">{text(subtitle)}</p>',
+        f'<p class="lead">{text(sentence)}</p>',
+        '<dl class="facts">',
+        *(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items()),
+        "</dl>",
+        "<h2>What each head looks at</h2>",
+        "<p>Each number is the share of a head's attention that falls on a probe's targets, "
+        "averaged over the rows that the probe scores. White is 0, dark is 1; a head that spreads "
+        "its attention evenly scores the chance given below.</p>",
+        figure(figures["heads"], "Scores of every head, one grid a probe"),
+        probe_table(heads),
+    ]
+    if "attention" in figures:
+        parts += [
+            "<h2>The clearest head, on one sequence</h2>",
+            "<p>Each row is a token that looks, each column a token that it may look at.</p>",
+            figure(figures["attention"], "Attention map of the clearest head"),
+        ]
+    parts += [
+        "<h2>How widely heads look</h2>",
+        "<p>Low lines are heads that pick few tokens; the grey line is the most that a position "
+        "allows. On the right the first token is left out, because many heads rest on it.</p>",
+        figure(figures["entropy"], "Entropy of every head by position"),
+        "<h2>What breaks without them</h2>",
+        "<p>A head is ablated by putting zeros, or its mean over other sequences, in the place of "
+        "its output. A head whose removal changes nothing may still have stand-ins: compare whole "
+        "layers. Whiskers are 95 % intervals over sequences.</p>",
+        figure(figures["ablation"], "Change of the loss and of exact match for every ablation"),
+        ablation_table(ablation),
+        "<h2>All scores</h2>",
+        "<p>The rows of <code>heads.csv</code>. <code>kappa</code> is the score corrected for "
+        "chance: (score - chance) / (1 - chance). An empty cell is a number that has no "
+        "meaning.</p>",
+        data_table(heads),
+        "<h2>Where these numbers come from</h2>",
+        f"<pre>{text(command)}</pre>",
+        pairs_table(provenance),
+        f"<p>Beside this file: {', '.join(f'<code>{text(name)}</code>' for name in files)}.</p>",
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{text(POLICY)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def text(value: str) -> str:
+    """Escape a text for HTML, inside tags and inside quoted attributes."""
+    return html.escape(value, quote=True)
+
+
+def figure(png: bytes, description: str) -> str:
+    """Return an inlined picture with its description for people who do not see it."""
+    data = base64.b64encode(png).decode("ascii")
+    return f'<figure><img alt="{text(description)}" src="data:image/png;base64,{data}"></figure>'
+
+
+def data_table(frame: pd.DataFrame) -> str:
+    """Return a table with the very characters of its CSV."""
+    header, *rows = csv.reader(io.StringIO(csv_text(frame)))
+    numeric = [pd.api.types.is_numeric_dtype(frame[name]) for name in header]
+    return html_table(header, rows, numeric, kind="data")
+
+
+def ablation_table(ablation: pd.DataFrame) -> str:
+    """Return one row an ablation, with the very characters of its CSV for every metric."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row in csv.DictReader(io.StringIO(csv_text(ablation))):
+        name = row["heads"] if row["head"] else f"all of layer {row['layer']}"
+        own = rows.setdefault((name, row["mode"]), [name, row["mode"]])
+        own += [row["ablated"], row["delta"]]
+        if row["metric"] == "loss":
+            own += [row["ci_low"], row["ci_high"]]
+    header = ["ablated", "in its place"]
+    for metric in dict.fromkeys(ablation["metric"]):
+        header += [metric, "change"] + (["from", "to"] if metric == "loss" else [])
+    return html_table(header, list(rows.values()), [False, False, *[True] * (len(header) - 2)])
+
+
+def probe_table(heads: pd.DataFrame) -> str:
+    """Return what each probe of the table means and what chance gives."""
+    rows = []
+    for name in dict.fromkeys(heads["probe"]):
+        probe = get_probe(name)
+        first = heads[heads["probe"] == name].iloc[:1]
+        chance = next(csv.reader(io.StringIO(csv_text(first[["chance"]]).splitlines()[1])), [""])[0]
+        rows.append([name, probe.summary, probe.rows, probe.caveat, chance])
+    header = ["probe", "a high score means", "rows and keys that count", "beware", "chance"]
+    return html_table(header, rows, [False, False, False, False, True])
+
+
+def pairs_table(pairs: Mapping[str, str]) -> str:
+    """Return a table of names and values."""
+    cells = (
+        f'<tr><td>{text(k)}</td><td class="long">{text(v)}</td></tr>' for k, v in pairs.items()
+    )
+    return f'<div class="scroll"><table><tbody>{"".join(cells)}</tbody></table></div>'
+
+
+def html_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    kind: str = "words",
+) -> str:
+    """Return a table, numbers to the right."""
+    kinds = [' class="n"' if is_number else "" for is_number in numeric]
+    head = "".join(f"<th{kind}>{text(name)}</th>" for kind, name in zip(kinds, header, strict=True))
+    body = "\n".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{text(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table class="{kind}">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
