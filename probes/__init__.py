@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from probes.ablation import ablation_sweep, mean_reference
     from probes.entropy import entropy_profile
     from probes.heads import score_heads
+    from probes.pruning import prune_heads
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
 
@@ -20,6 +21,7 @@ __all__ = [
     "get_probe",
     "mean_reference",
     "probe_names",
+    "prune_heads",
     "score_heads",
     "write_report",
 ]
@@ -30,6 +32,7 @@ WHERE = {
     "get_probe": "probes.registry",
     "mean_reference": "probes.ablation",
     "probe_names": "probes.registry",
+    "prune_heads": "probes.pruning",
     "score_heads": "probes.heads",
     "write_report": "probes.report",
 }

@@ -12,7 +12,7 @@ import pandas as pd
 from lab.naming import head_label
 from probes.maps import Map
 from probes.registry import ProbeEntry, get_probe
-from probes.tables import plain
+from probes.tables import json_rows, plain
 
 SCHEMA_VERSION = 1
 """Version of first_screen.json; a reader refuses a newer one."""
@@ -32,7 +32,7 @@ def best_head(heads: pd.DataFrame) -> dict[str, Any] | None:
         rows = sources
     if rows.empty:
         return None
-    return {str(k): v for k, v in rows.loc[rows["kappa"].idxmax()].to_dict().items()}
+    return json_rows(rows.iloc[[int(rows["kappa"].to_numpy().argmax())]])[0]
 
 
 def sentence_about(heads: pd.DataFrame, task: str | None = None) -> str:

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -149,7 +150,7 @@ def mass_on(reads: AttentionReads, targets: Targets) -> Tensor:
     return total
 
 
-def summary_rows(masses: HeadMasses, seed: int) -> list[dict[str, object]]:
+def summary_rows(masses: HeadMasses, seed: int) -> list[dict[str, Any]]:
     """Return one row a head: the mean over all scored rows, its chance and its interval."""
     n_rows = masses.n_rows.sum()
     low, high = bootstrap_interval(masses.mass, masses.n_rows, seed=seed)

@@ -163,7 +163,7 @@ def model_subject(
         batch = repeated_tokens(model.config, n_sequences, seed=0)
         reference = repeated_tokens(model.config, REFERENCE_SEQUENCES, seed=1)
     batch = batch[:n_sequences]
-    unknown = dict.fromkeys(("run", "task", "step", "checkpoint_sha256", "seed"))
+    unknown: dict[str, Any] = dict.fromkeys(("run", "task", "step", "checkpoint_sha256", "seed"))
     return Subject(
         model=model,
         title="Heads of a model",
@@ -319,7 +319,9 @@ def draw_figures(found: Findings) -> dict[str, Figure]:
         plots.plot_ablation(own, metric=metric, ax=ax)
     drawn = {"heads": grids, "entropy": spread, "ablation": broken}
     if found.attention is not None:
-        drawn["attention"] = plots.plot_attention(found.attention).figure
+        n_pos = int(found.attention["query_pos"].max()) + 1
+        drawn["attention"] = plots.new_figure(1.9 + 0.27 * n_pos, 1.1 + 0.27 * n_pos)
+        plots.plot_attention(found.attention, ax=drawn["attention"].add_subplot())
     return drawn
 
 

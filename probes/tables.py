@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from lab.naming import unknown_name
@@ -157,7 +158,7 @@ SCHEMAS: tuple[Schema, ...] = (HEADS, ENTROPY, ABLATION, ATTENTION)
 
 
 def make_table(
-    columns: Mapping[str, Sequence[Any]], schema: Schema, provenance: Mapping[str, Any]
+    columns: Mapping[str, Sequence[Any] | np.ndarray], schema: Schema, provenance: Mapping[str, Any]
 ) -> pd.DataFrame:
     """Build a table of a schema; what it was measured on goes into its attrs."""
     frame = pd.DataFrame({name: columns[name] for name in columns})
