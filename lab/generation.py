@@ -129,20 +129,26 @@ def next_token_probabilities(
     logits = _readable(logits)
     if config.temperature == 0:
         return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
-    # The largest is brought to 0 first: a tiny temperature then gives -inf, never inf - inf.
-    below_best = logits - logits.amax(dim=-1, keepdim=True)
-    probabilities = (below_best / config.temperature).softmax(dim=-1)
     top_k = logits.shape[-1] if config.top_k is None else config.top_k
     top_p = 1.0 if config.top_p is None else config.top_p
     if top_k >= logits.shape[-1] and top_p == 1.0:
-        return probabilities
-    ranked, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    ranked = ranked[..., :top_k] / ranked[..., :top_k].sum(dim=-1, keepdim=True)
+        return _softmax(logits, config.temperature)
+    # Logits rather than probabilities are ranked: different logits can have equal probabilities.
+    ranked, ids = logits.sort(dim=-1, descending=True, stable=True)
+    ranked, ids = ranked[..., :top_k], ids[..., :top_k]
+    kept = _softmax(ranked, config.temperature)
     if top_p < 1.0:
-        before = F.pad(ranked.cumsum(dim=-1)[..., :-1], (1, 0))
-        ranked = ranked.where(before < top_p, 0.0)
-        ranked = ranked / ranked.sum(dim=-1, keepdim=True)
-    return torch.zeros_like(probabilities).scatter(-1, ids[..., :top_k], ranked)
+        before = F.pad(kept.cumsum(dim=-1)[..., :-1], (1, 0))
+        kept = kept.where(before < top_p, 0.0)
+        kept = kept / kept.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(logits).scatter(-1, ids, kept)
+
+
+def _softmax(
+    logits: Float[Tensor, "*batch candidate"], temperature: float
+) -> Float[Tensor, "*batch candidate"]:
+    # The largest is brought to 0 first: a tiny temperature then gives -inf, never inf - inf.
+    return ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).softmax(dim=-1)
 
 
 def stack_prompts(prompts: Sequence[Int[Tensor, "_ _"]]) -> Tokens:

@@ -170,3 +170,11 @@ def test_gates_of_single_sequences_stay_with_them(model):
     parts = evaluate(model, batch, gates=gates, chunk=4)
     assert dataclasses.asdict(parts) == pytest.approx(dataclasses.asdict(whole), abs=1e-12)
     assert whole.loss == pytest.approx(naive(model(batch.tokens, gates=gates), batch)[0].loss)
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_measures_a_batch_on_the_cpu(model):
+    batch = Reversal(length=3, n_symbols=3).sample(50, seed=0)
+    want = evaluate(model, batch, chunk=20)
+    got = evaluate(model.to("cuda"), batch, chunk=20)
+    assert dataclasses.asdict(got) == pytest.approx(dataclasses.asdict(want), abs=1e-12)
