@@ -1,0 +1,1 @@
+"""The studio: the lab in a browser, on this machine only."""

@@ -1,0 +1,106 @@
+"""What the address says: pure functions between its words and heads, and what is wrong with it.
+
+No Streamlit, no torch. The address is the only state of the studio; a chart is a view of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lab.naming import head_label, unknown_name
+from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, step_name
+
+Mode = Literal["zero", "mean"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+LONGEST_QUOTE = 60
+"""Characters of a foreign value that a message repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One state of the address, every part of it known to exist."""
+
+    run: Run
+    step: int
+    """Step of the checkpoint."""
+    ablated: tuple[str, ...] = ()
+    """Labels of the ablated heads, in the order of the model."""
+    mode: Mode = "zero"
+    """What replaces an ablated head."""
+    prompt: str = ""
+    """What the person typed; empty: the run's own example."""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What every number of this checkpoint depends on, as a key for caches.
+
+        Weights alone are not enough: two runs of one seed share their first checkpoint and may ask
+        other questions of it.
+        """
+        files = self.run.files
+        return files[CONFIG].sha256, files[weights_name(self.step)].sha256
+
+
+def weights_name(step: int) -> str:
+    """Return how a run's manifest calls the weights of a checkpoint."""
+    return f"{CHECKPOINTS}/{step_name(step)}/{WEIGHTS}"
+
+
+def all_steps(run: Run) -> list[int]:
+    """Return the steps whose checkpoint the run's manifest vouches for, the last one first."""
+    return [step for step in reversed(run.steps) if weights_name(step) in run.files]
+
+
+def all_heads(run: Run) -> list[str]:
+    """Return the labels of the heads that a run's model has, layer by layer."""
+    model = run.config.model
+    return [head_label(a, b) for a in range(model.n_layers) for b in model.heads_of(a)]
+
+
+def toggle(ablated: Iterable[str], clicked: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Return the ablated heads after a click: each clicked head changes sides.
+
+    >>> toggle(["L0H1"], ["L0H0"], ["L0H0", "L0H1"])
+    ['L0H0', 'L0H1']
+    >>> toggle(["L0H1"], ["L0H1"], ["L0H0", "L0H1"])
+    []
+    """
+    changed = set(ablated) ^ set(clicked)
+    return [head for head in known if head in changed]
+
+
+def clicked_heads(event: object, known: Sequence[str]) -> list[str]:
+    """Return the known heads in a chart's selection; whatever else a browser sends is dropped."""
+    selection = event.get("selection") if isinstance(event, Mapping) else None
+    points = selection.get("pick") if isinstance(selection, Mapping) else None
+    names = [
+        point.get("name")
+        for point in (points if isinstance(points, list | tuple) else ())
+        if isinstance(point, Mapping)
+    ]
+    return [head for head in known if head in names]
+
+
+def complaints(
+    kind: str, asked: Iterable[str], known: Sequence[str], *, many: bool = False
+) -> list[str]:
+    """Return one line for each value of the address that does not exist.
+
+    Args:
+        kind: What the values name, for people.
+        asked: Values as the address has them.
+        known: Values that exist.
+        many: Whether several are allowed; else only the last one counts, as the widgets have it.
+    """
+    values = list(dict.fromkeys(asked))
+    return [
+        unknown_name(kind, quoted(value), known)
+        for value in (values if many else values[-1:])
+        if value not in known
+    ]
+
+
+def quoted(value: str) -> str:
+    """Return a foreign value short enough to repeat."""
+    return value if len(value) <= LONGEST_QUOTE else value[: LONGEST_QUOTE - 3] + "..."

@@ -1,0 +1,47 @@
+"""Entry script of the studio: the widgets that hold the address, then the page.
+
+Started by `headlab app`; see launch.py for the options that it needs.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import streamlit as st
+
+from apps.studio import loaders, widgets
+from apps.studio.launch import run_argument
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Draw one pass of the studio."""
+    # The icon is a file of ours: a named icon would be fetched from outside.
+    st.set_page_config(
+        page_title="Headlab", page_icon=HERE / "mark.svg", layout="wide", initial_sidebar_state=272
+    )
+    st.logo(str(HERE / "logo.svg"), size="large")
+    st.html(HERE / "style.css")
+    page = st.navigation([st.Page("pages/heads.py", title="Heads", default=True)], position="top")
+    try:
+        runs = loaders.all_runs()
+        if not runs:
+            widgets.empty_home()
+            return
+        view, wrong = widgets.sidebar(runs, run_argument(sys.argv[1:]))
+        widgets.unknown_in_address(wrong)
+        problem = loaders.prompt_problem(view.run, view.prompt)
+        if problem:
+            widgets.notice(
+                "notice_prompt", "The run's own example is shown instead of the prompt:", [problem]
+            )
+            view = replace(view, prompt="")
+        widgets.banner(view)
+        st.session_state["view"] = view
+        page.run()
+    except Exception as error:  # whatever it was, a page's trouble is one line on the screen
+        widgets.failure(error)
+
+
+main()

@@ -1,0 +1,275 @@
+"""What the pages show, read or asked for: files of a run, and calls of lab and probes, cached.
+
+No number is computed here, and torch is imported by the functions that need a model, never with
+this module: the first screen is drawn from files. Cached functions have small keys (digests,
+labels, texts); an argument with an underscore is no part of the key and must follow from the rest.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import streamlit as st
+
+from apps.studio.address import Mode, View
+from lab.durable import read_json
+from lab.naming import head_label, parse_head
+from lab.runs import Run, list_runs, runs_home
+
+if TYPE_CHECKING:
+    from lab.gates import GateTensors, HeadGates, Reference
+    from lab.model import HookedGPT
+    from lab.tasks.base import Task
+
+FIRST_SCREEN = "first_screen.json"
+SCREEN_VERSION = 1
+PROBED_SEQUENCES = 500
+"""Sequences that probes look at, as many as in a report."""
+REFERENCE_SEQUENCES = 256
+"""Sequences whose mean fills the gap of a head in mode 'mean'."""
+
+Identity = tuple[str, str]
+"""Digests of a run's config and of a checkpoint's weights: see View.identity."""
+Matrix = list[list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A model on one sequence: the maps of its heads, and the answer that it gives."""
+
+    tokens: list[str]
+    """Symbols of the whole sequence, prompt and right answer."""
+    maps: dict[str, Matrix]
+    """Attention of each head, by its label: a row a query, in 0 .. 1."""
+    expected: list[str]
+    """Symbols of the right answer."""
+    answer: list[str]
+    """Symbols that the model generates, the most probable one each time."""
+
+
+def all_runs() -> list[Run]:
+    """Return the complete runs of the home, by name."""
+    return listed_runs(str(runs_home().resolve()))
+
+
+@st.cache_data(max_entries=4, ttl=3, show_spinner=False)
+def listed_runs(home: str) -> list[Run]:
+    """Return the complete runs of one folder, kept for seconds: a click costs no listing."""
+    del home  # the key: list_runs looks in runs_home()
+    return list_runs()
+
+
+def screen(view: View) -> dict[str, Any]:
+    """Return what the Heads page shows of a checkpoint before anything is ablated or typed.
+
+    It is read from the run's report where that is of this checkpoint, and measured otherwise.
+    """
+    entry = view.run.files.get(FIRST_SCREEN)
+    if entry is not None:
+        reported = read_screen(entry.sha256, view.run)
+        if reported["step"] == view.step:
+            return reported
+    return measured_screen(view.identity, view)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
+    """Read first_screen.json once its bytes are those of the manifest.
+
+    Raises:
+        ValueError: It is damaged, or was written by a newer version.
+    """
+    data = read_json(_run.file(FIRST_SCREEN))
+    if data.get("schema_version") != SCREEN_VERSION:
+        raise ValueError(
+            f"schema_version of {FIRST_SCREEN} must be {SCREEN_VERSION}, "
+            f"got {data.get('schema_version')!r}; write it again with `headlab report {_run.name}`"
+        )
+    return data
+
+
+@st.cache_data(max_entries=32, show_spinner="Measuring the heads")
+def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
+    """Measure what a report would have said of a checkpoint."""
+    from probes.first_screen import first_screen, sentence_about
+    from probes.heads import score_heads
+    from probes.maps import LONGEST, sequence_maps
+
+    run, model = _view.run, weights(identity, _view)
+    task, config = task_of(run), run.config
+    batch = task.sample(PROBED_SEQUENCES, seed=config.seed, split="test")
+    one = batch.tokens[:1, :LONGEST]
+    heads = score_heads(model, batch)
+    return first_screen(
+        heads,
+        sequence_maps(model, one),
+        tokens=task.vocab.decode(one[0].tolist()),
+        ids=one[0].tolist(),
+        facts={
+            "run": run.name,
+            "task": config.task,
+            "step": _view.step,
+            "checkpoint_sha256": identity[1],
+            "n_layers": config.model.n_layers,
+            "n_heads": config.model.n_heads,
+        },
+        accuracy=numbers(intact(_view)),
+        sentence=sentence_about(heads, config.task),
+    )
+
+
+@st.cache_resource(max_entries=4, show_spinner="Loading the model")
+def weights(identity: Identity, _view: View) -> "HookedGPT":
+    """Return a checkpoint's model, shared by all sessions: nobody may change it."""
+    from lab.checkpoint import load_model
+
+    return load_model(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
+
+
+def task_of(run: Run) -> "Task":
+    """Return the task that a run was trained on."""
+    from lab.tasks.registry import get_task
+
+    config = run.config
+    return get_task(config.task, length=config.length, n_symbols=config.n_symbols)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def reference(identity: Identity, _view: View) -> "Reference":
+    """Return the mean of every head over the task's reference sequences."""
+    from probes.ablation import mean_reference
+
+    batch = task_of(_view.run).sample(
+        REFERENCE_SEQUENCES, seed=_view.run.config.seed, split="reference"
+    )
+    return mean_reference(weights(identity, _view), batch)
+
+
+def gates_of(view: View) -> "HeadGates | GateTensors | None":
+    """Return the view's ablation as the argument of forward; None where no head is ablated."""
+    if not view.ablated:
+        return None
+    from lab.gates import HeadGates
+
+    model = weights(view.identity, view)
+    heads = [parse_head(label) for label in view.ablated]
+    if view.mode == "zero":
+        return HeadGates.ablate(heads, like=model)
+    mean = reference(view.identity, view)
+    return HeadGates.ablate(heads, like=model, fill=mean).tensors(model, [mean])
+
+
+def numbers(view: View) -> dict[str, float]:
+    """Return loss, exact_match, token_accuracy and n_sequences of a view on unseen sequences."""
+    return evaluated(view.identity, view.ablated, view.mode, view)
+
+
+@st.cache_data(max_entries=256, show_spinner="Measuring")
+def evaluated(
+    identity: Identity, ablated: tuple[str, ...], mode: Mode, _view: View
+) -> dict[str, float]:
+    """Evaluate a model on the sequences that training evaluated on."""
+    from lab.evaluation import evaluate
+
+    config = _view.run.config
+    batch = task_of(_view.run).sample(config.eval_sequences, seed=config.seed, split="test")
+    return asdict(evaluate(weights(identity, _view), batch, gates=gates_of(_view)))
+
+
+def reading(view: View, text: str) -> Reading:
+    """Return what a view does with the symbols of a text.
+
+    Raises:
+        ValueError: The task cannot read the text.
+    """
+    return read_sequence(view.identity, view.ablated, view.mode, text, view)
+
+
+@st.cache_data(max_entries=64, show_spinner="Reading")
+def read_sequence(
+    identity: Identity, ablated: tuple[str, ...], mode: Mode, text: str, _view: View
+) -> Reading:
+    """Run a model on one sequence and read its heads and its answer."""
+    from lab.config import SampleConfig
+    from lab.generation import generate
+    from probes.maps import sequence_maps
+
+    task = task_of(_view.run)
+    symbols = task.read(text)
+    prompt, whole = task.prompts(symbols), task.sequences(symbols).tokens
+    model, gates = weights(identity, _view), gates_of(_view)
+    given = prompt.shape[1]
+    greedy = SampleConfig(temperature=0.0)
+    answer = generate(model, prompt, greedy, whole.shape[1] - given, gates=gates)
+    maps = sequence_maps(GatedModel(model, gates), whole)
+    return Reading(
+        tokens=task.vocab.decode(whole[0].tolist()),
+        maps={head_label(*head): matrix.tolist() for head, matrix in maps.items()},
+        expected=task.vocab.decode(whole[0, given:].tolist()),
+        answer=task.vocab.decode(answer[0, given:].tolist()),
+    )
+
+
+def intact(view: View) -> View:
+    """Return the view with every head in place."""
+    return replace(view, ablated=(), mode="zero")
+
+
+def baseline(view: View, screen: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of the intact model; without a model where they are precomputed."""
+    return numbers(intact(view)) if view.ablated or view.prompt else screen["accuracy"]
+
+
+def prompt_problem(run: Run, text: str) -> str | None:
+    """Return what keeps a run's task from reading a text, in one line; None: nothing does."""
+    if not text:
+        return None  # no task is asked, so no torch is imported
+    try:
+        task_of(run).read(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def maps(view: View, screen: dict[str, Any]) -> tuple[list[str], dict[str, Matrix], float]:
+    """Return the sequence on show, the heads' maps on it, and the value that means 1."""
+    if view.ablated or view.prompt:
+        read = reading(view, view.prompt or example_text(screen, view.run))
+        return read.tokens, read.maps, 1.0
+    return screen["sequence"]["tokens"], screen["patterns"], 255.0
+
+
+def record(
+    view: View,
+    columns: list[tuple[str, str, dict[str, float]]],
+    answers: dict[str, list[str]],
+) -> dict[str, Any]:
+    """Return a comparison with all digits, and what it was measured on."""
+    config_sha256, weights_sha256 = view.identity
+    return {
+        "run": view.run.name,
+        "step": view.step,
+        "config_sha256": config_sha256,
+        "checkpoint_sha256": weights_sha256,
+        "seed": view.run.config.seed,
+        "ablated": list(view.ablated),
+        "mode": view.mode,
+        **{kind: values for _, kind, values in columns},
+        "answers": answers,
+    }
+
+
+def example_text(screen: dict[str, Any], run: Run) -> str:
+    """Return the symbols of the run's own example, as a person would type them."""
+    return "".join(screen["sequence"]["tokens"][1 : 1 + run.config.length])
+
+
+@dataclass(frozen=True)
+class GatedModel:
+    """A model with its gates, for probes that only hand it tokens."""
+
+    model: "HookedGPT"
+    gates: "HeadGates | GateTensors | None"
+
+    def forward(self, input: Any, return_type: str | None = None, *, observe: Any = None) -> Any:
+        """Run the model with these gates."""
+        return self.model(input, return_type=return_type, gates=self.gates, observe=observe)

@@ -1,0 +1,44 @@
+"""The comparison of baseline and ablation as a small static table, safe to show as HTML."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+METRICS: tuple[tuple[str, str], ...] = (
+    ("loss", "Loss"),
+    ("exact_match", "Exact match"),
+    ("token_accuracy", "Per-token accuracy"),
+)
+"""Names in lab.evaluation and on the screen."""
+
+
+def shown(metric: str, value: float) -> str:
+    """Write one number: a loss in nats, a share as per cent.
+
+    >>> shown("loss", 2.31), shown("loss", 0.000016), shown("exact_match", 0.123)
+    ('2.3100 nats', '0.000016 nats', '12.3 %')
+    """
+    if metric != "loss":
+        return f"{100 * value:.1f} %"
+    if 0 < value < 1e-6:
+        return "below 0.000001 nats"
+    return f"{value:.4f} nats" if value >= 0.001 else f"{value:.6f} nats"
+
+
+def comparison(columns: Sequence[tuple[str, str, Mapping[str, float]]]) -> str:
+    """Return an HTML table: a row a metric, a column a model.
+
+    Args:
+        columns: (what the model is called, class of the column, its numbers).
+    """
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind, _ in columns)
+    rows = "".join(
+        f"<tr><th>{title}</th>"
+        + "".join(
+            f'<td class="{kind}" data-metric="{metric}">{shown(metric, values[metric])}</td>'
+            for _, kind, values in columns
+        )
+        + "</tr>"
+        for metric, title in METRICS
+    )
+    top = f"<thead><tr><th></th>{head}</tr></thead>"
+    return f'<table class="comparison">{top}<tbody>{rows}</tbody></table>'

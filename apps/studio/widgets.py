@@ -1,0 +1,180 @@
+"""What every page shares: the sidebar that holds the address, the banner, notices and the grid.
+
+The widgets bound to the address are made in the entry script, before any page; pages read the View.
+Text that comes from an address, a person or a file goes through st.text, which knows no markdown.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+import altair as alt
+import streamlit as st
+
+from apps.studio.address import (
+    MODES,
+    Mode,
+    View,
+    all_heads,
+    all_steps,
+    clicked_heads,
+    complaints,
+    toggle,
+)
+from lab.runs import Run, runs_home
+
+logger = logging.getLogger(__name__)
+
+
+def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]]:
+    """Draw the widgets that hold the address; return what they say, and what was wrong with it.
+
+    Args:
+        runs: The complete runs, at least one.
+        preferred: Name of the run to show where the address names none.
+    """
+    by_name = {run.name: run for run in runs}
+    names = list(by_name)
+    first = names.index(preferred) if preferred in by_name else 0
+    wrong = complaints("run", asked("run"), names)
+    # No format_func on what is bound: the address would carry the formatted words.
+    with st.sidebar:
+        name = st.selectbox("Run", names, index=first, key="run", bind="query-params")
+        run = by_name.get(name, runs[first])
+        steps = [str(step) for step in all_steps(run)]
+        wrong += complaints("checkpoint", asked("ckpt"), steps)
+        step = st.selectbox(
+            "Checkpoint (step)",
+            steps,
+            key="ckpt",
+            bind="query-params",
+            help="The first of the list is the trained model.",
+        )
+        prompt = st.text_input(
+            "Prompt",
+            key="prompt",
+            bind="query-params",
+            max_chars=256,
+            placeholder="the run's own example",
+            help="Symbols without spaces, at most as many as the task has.",
+        )
+        heads = all_heads(run)
+        wrong += complaints("head", asked("abl"), heads, many=True)
+        ablated = st.multiselect(
+            "Ablated heads",
+            heads,
+            key="abl",
+            bind="query-params",
+            placeholder="none",
+            help="Their output is replaced before W_O. Choose here, or click them on the grid.",
+        )
+        wrong += complaints("mode", asked("mode"), MODES)
+        mode = st.segmented_control(
+            "Replaced by",
+            MODES,
+            default="zero",
+            required=True,
+            key="mode",
+            bind="query-params",
+            help="Zero, or the head's mean at each position over 256 reference sequences.",
+        )
+        st.button(
+            "Restore all heads",
+            on_click=restore_all,
+            disabled=not ablated,
+            icon=":material/undo:",
+            width="stretch",
+        )
+    view = View(
+        run=run,
+        step=int(step),
+        ablated=tuple(head for head in heads if head in ablated),
+        mode=cast(Mode, mode),
+        prompt=(prompt or "").strip(),
+    )
+    return view, wrong
+
+
+def asked(name: str) -> list[str]:
+    """Return the values that the address gives for a parameter."""
+    return st.query_params.get_all(name)
+
+
+def restore_all() -> None:
+    """Empty the list of ablated heads: the callback of every restore button."""
+    st.session_state["abl"] = []
+
+
+def banner(view: View) -> None:
+    """Say on every page, and while scrolling, that heads are ablated."""
+    if not view.ablated:
+        return
+    count = "1 head" if len(view.ablated) == 1 else f"{len(view.ablated)} heads"
+    with st.container(key="banner", horizontal=True, vertical_alignment="center"):
+        st.text(f"{count} ablated ({view.mode}): {' '.join(view.ablated)}")
+        st.space("stretch")
+        st.button("Restore all", on_click=restore_all, key="banner_restore", type="tertiary")
+
+
+def notice(name: str, title: str, lines: Sequence[str]) -> None:
+    """Show a framed message; a name that begins with failure_ makes it red."""
+    with st.container(key=name):
+        st.text("\n".join([title, *lines]))
+
+
+def unknown_in_address(lines: Sequence[str], name: str = "notice_address") -> None:
+    """Name what the address asked for in vain."""
+    if lines:
+        notice(name, "The address names what is not here; the default is shown instead:", lines)
+
+
+def failure(error: Exception) -> None:
+    """Show one clear line for whatever went wrong in a page."""
+    logger.error("a page could not be drawn", exc_info=error)
+    line = (str(error).splitlines() or [""])[0]
+    if not isinstance(error, ValueError | OSError):  # those two are worded for people
+        line = f"{type(error).__name__}: {line}"
+    notice("failure_page", "This could not be drawn:", [line])
+
+
+def note(name: str, text: str) -> None:
+    """Write small print under a chart."""
+    with st.container(key=f"note_{name}"):
+        st.text(text)
+
+
+def empty_home() -> None:
+    """Say how to get a run where there is none."""
+    st.header("No run yet")
+    st.text(f"A run is a trained model. There is none in {runs_home().resolve()}.")
+    st.text("Train the reversal model and probe its heads (a minute), then reload this page:")
+    st.code("headlab demo", language=None)
+
+
+def clickable_grid(chart: alt.LayerChart, view: View, *, ablate: bool, alt_text: str) -> None:
+    """Show a head grid whose clicks choose a head (address: head) or ablate it (address: abl).
+
+    A chart reports no second click on the same cell, so each click gives it a new key.
+    """
+    generation = st.session_state.setdefault("grid_generation", 0)
+    key = f"grid_{generation}"
+    heads = all_heads(view.run)
+
+    def on_click() -> None:
+        clicked = clicked_heads(st.session_state.get(key), heads)
+        if ablate:
+            st.session_state["abl"] = toggle(st.session_state["abl"], clicked, heads)
+        elif clicked:
+            st.session_state["head"] = clicked[-1]
+        st.session_state["grid_generation"] = generation + 1
+
+    with st.container(key="grid"):
+        st.altair_chart(
+            chart,
+            width="content",
+            theme=None,
+            key=key,
+            on_select=on_click,
+            selection_mode="pick",
+            alt=alt_text,
+        )
