@@ -6,7 +6,6 @@ words which rows each function scores.
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float64, Int
@@ -47,7 +46,7 @@ class Targets:
     """What a head that spreads evenly puts on the targets: 1 / (q + 1) a cell, summed."""
 
     @classmethod
-    def of_cells(cls, query_pos: CellList, key_pos: CellList, n_pos: int) -> Self:
+    def of_cells(cls, query_pos: CellList, key_pos: CellList, n_pos: int) -> "Targets":
         """Count the rows of the cells and their chance; no cell may be listed twice."""
         real = key_pos >= 0
         scored = torch.zeros(len(query_pos), n_pos, dtype=torch.long, device=query_pos.device)
