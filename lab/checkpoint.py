@@ -76,8 +76,8 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
         )
     if step is not None:
         folder = open_run(folder, unfinished=True).checkpoint(step)
-    elif not (folder / MANIFEST).is_file() and not has_pickle(folder):
-        open_run(folder)  # says what is wrong: no such folder, or not complete
+    elif not pickles(folder) and ((folder / CHECKPOINTS).is_dir() or not folder.is_dir()):
+        open_run(folder)  # says what is wrong: no such run, or not complete
     config, weights = checked_weights(folder)
     dtype = check_header(weights, expected_shapes(config))
     model = HookedGPT(config).to(dtype)
@@ -89,8 +89,8 @@ def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:
     """Return the config and the weights file of a folder, once both are what was written."""
     if (folder / WEIGHTS).is_file():
         refuse_pickle(folder / WEIGHTS)
-    elif has_pickle(folder):
-        refuse_pickle(has_pickle(folder)[0])
+    for path in pickles(folder) if not (folder / WEIGHTS).is_file() else ():
+        refuse_pickle(path)
     entries = read_manifest(folder)
     for name in (CONFIG, WEIGHTS):
         if name not in entries:
@@ -101,7 +101,7 @@ def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:
     return read_model_config(folder, entries), verified(folder, WEIGHTS, entries[WEIGHTS])
 
 
-def has_pickle(folder: Path) -> list[Path]:
+def pickles(folder: Path) -> list[Path]:
     """Return the files of a folder whose names say that they are pickles."""
     if not folder.is_dir():
         return []

@@ -10,7 +10,7 @@ import datetime
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -32,6 +32,7 @@ from lab.runs import (
     METRIC_COLUMNS,
     METRICS,
     WEIGHTS,
+    MetricsRow,
     check_run_name,
     checkpoint_steps,
     metrics_row,
@@ -80,7 +81,7 @@ class RunWriter:
         self.config = config
         self._held = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RunWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +139,7 @@ class RunWriter:
             path = self.run_dir / METRICS
             self._metrics = self._held.enter_context(path.open("a", encoding="ascii", newline=""))
 
-    def metrics(self, row: Mapping[str, float]) -> None:
+    def metrics(self, row: MetricsRow) -> None:
         """Append a row, visible to readers at once; on the disk with the next checkpoint."""
         with one_clear_error(self.run_dir / METRICS):
             self._metrics.write(metrics_row(row))

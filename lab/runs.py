@@ -48,6 +48,8 @@ METRIC_COLUMNS = (
     "exact_match",
 )
 """Columns of metrics.csv; the last three are filled where the step was evaluated."""
+MetricsRow = dict[str, int | float]
+"""A row of metrics.csv by column: `step` is whole, a float that is missing is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Run:
             raise ValueError(f"step must be one with a checkpoint ({shown}), got {step}")
         return self.path / CHECKPOINTS / step_name(steps[-1] if step is None else step)
 
-    def metrics(self) -> list[dict[str, float]]:
+    def metrics(self) -> list[MetricsRow]:
         """Return the rows of metrics.csv, a step each; NaN where the step was not evaluated."""
         return read_metrics(self.file(METRICS) if self.files else self.path / METRICS)
 
@@ -193,7 +195,7 @@ def read_run(path: Path) -> Run:
             )
         verified(path, CONFIG, files[CONFIG])
     data = read_versioned(path / CONFIG)
-    config = data.pop("train", None)
+    config = data.pop("train", {})
     try:
         train = TrainConfig.from_dict(config)
     except (ValueError, TypeError) as error:
@@ -237,9 +239,9 @@ def update_derived(run_dir: Path, files: Mapping[str, bytes | Path]) -> None:
         write_manifest(run_dir, entries)
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[MetricsRow]:
     """Read metrics.csv up to its first torn row; `step` is a whole number, the rest floats."""
-    rows: list[dict[str, float]] = []
+    rows: list[MetricsRow] = []
     with path.open(newline="", encoding="ascii", errors="replace") as file:
         for line in file:
             cells = line.rstrip("\r\n").split(",")
@@ -256,7 +258,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def metrics_row(row: Mapping[str, float]) -> str:
+def metrics_row(row: MetricsRow) -> str:
     """Write one row of metrics.csv; every float reads back to the same bits, NaN is empty."""
     cells = ("" if math.isnan(row[name]) else repr(row[name]) for name in METRIC_COLUMNS)
     return ",".join(cells) + "\n"

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.config import TrainConfig
 from lab.evaluation import Evaluation, answer_loss, evaluate
 from lab.model import HookedGPT
+from lab.runs import MetricsRow
 from lab.runtime import Processes, autocast, git_sha, mean_over, resolve_precision, versions
 from lab.tasks.base import Batch, Task
 
@@ -82,7 +83,7 @@ class Trainer:
         self.held_out = task.sample(config.eval_sequences, seed=config.seed, split="test")
         self.upcoming: list[Batch] | None = None
 
-    def step(self, step: int) -> dict[str, float]:
+    def step(self, step: int) -> MetricsRow:
         """Do one optimiser step and return its row of the metrics."""
         config = self.config
         began = time.perf_counter()

@@ -9,7 +9,7 @@ import contextlib
 import math
 import signal
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from lab.config import TrainConfig
 from lab.evaluation import Evaluation
 from lab.model import HookedGPT
 from lab.run_writer import RunWriter, check_target
-from lab.runs import METRIC_COLUMNS, open_run
+from lab.runs import METRIC_COLUMNS, MetricsRow, open_run
 from lab.runtime import Processes, join_processes, on_main, pick_device
 from lab.tasks.base import Task
 from lab.tasks.registry import get_task
@@ -151,7 +151,7 @@ def begin(trainer: Trainer, writer: RunWriter | None, run_dir: Path | None) -> i
     return start
 
 
-def write_step(trainer: Trainer, writer: RunWriter | None, row: dict[str, float]) -> StepRecord:
+def write_step(trainer: Trainer, writer: RunWriter | None, row: MetricsRow) -> StepRecord:
     """Evaluate and write what is due after a step, and return its record."""
     config, step = trainer.config, int(row["step"])
     check_step(row, config, writer)
@@ -179,7 +179,7 @@ def write_step(trainer: Trainer, writer: RunWriter | None, row: dict[str, float]
     )
 
 
-def check_step(row: Mapping[str, float], config: TrainConfig, writer: RunWriter | None) -> None:
+def check_step(row: MetricsRow, config: TrainConfig, writer: RunWriter | None) -> None:
     """Raise ValueError if loss or gradient are no longer finite numbers."""
     if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
         return
@@ -191,7 +191,7 @@ def check_step(row: Mapping[str, float], config: TrainConfig, writer: RunWriter 
     )
 
 
-def metrics_of(row: Mapping[str, float], evaluation: Evaluation | None) -> dict[str, float]:
+def metrics_of(row: MetricsRow, evaluation: Evaluation | None) -> MetricsRow:
     """Return the row of metrics.csv; NaN where the step was not evaluated."""
     return {
         **row,
@@ -203,7 +203,8 @@ def metrics_of(row: Mapping[str, float], evaluation: Evaluation | None) -> dict[
 
 def finished(trainer: Trainer, writer: RunWriter | None) -> StepRecord:
     """Seal a run that has all its steps, and return its last record as metrics.csv has it."""
-    evaluation, checkpoint, row = None, None, dict.fromkeys(METRIC_COLUMNS, math.nan)
+    evaluation, checkpoint = None, None
+    row: MetricsRow = dict.fromkeys(METRIC_COLUMNS, math.nan)
     if writer is not None:
         writer.finish()
         run = open_run(writer.run_dir)

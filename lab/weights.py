@@ -42,12 +42,12 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     One at a time, so that a config of a billion layers costs nothing until the first is missing.
     """
     width, vocab, mlp = config.d_model, config.d_vocab, config.mlp_width
-    heads, d_head = config.n_heads, config.head_width
+    d_head = config.head_width
     yield "embed.W_E", (vocab, width)
     if config.positional_embedding_type == "standard":
         yield "pos_embed.W_pos", (config.n_ctx, width)
     for layer in range(config.n_layers):
-        block = f"blocks.{layer}."
+        block, heads = f"blocks.{layer}.", len(config.heads_of(layer))
         for norm in ("ln1", "ln2"):
             yield f"{block}{norm}.w", (width,)
             yield f"{block}{norm}.b", (width,)
@@ -117,6 +117,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             entry = TensorEntry(DTYPES[told["dtype"]], tuple(map(int, told["shape"])))
             begin, stop = map(int, told["data_offsets"])
+            if min(entry.shape, default=0) < 0:
+                raise damaged(path, f"a negative size of {name!r}")
             if begin != end or stop - begin != math.prod(entry.shape) * entry.dtype.itemsize:
                 raise damaged(path, f"a size of {name!r} that its shape contradicts")
             entries[name], end = entry, stop

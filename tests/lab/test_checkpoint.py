@@ -1,0 +1,210 @@
+"""Models on disk: the same bits back, every damage one line, stripping that loses no weight."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.checkpoint import (
+    OPTIMIZER,
+    TRAINING,
+    load_checkpoint,
+    load_model,
+    save_model,
+    strip_training_state,
+)
+from lab.config import ModelConfig
+from lab.manifest import MANIFEST, seal_folder
+from lab.model import HookedGPT
+from lab.runs import CONFIG, WEIGHTS, list_runs, open_run
+from lab.trainer import make_optimizer
+from lab.weights import weights_bytes
+
+
+def small(**changes: Any) -> ModelConfig:
+    base = {"n_layers": 1, "n_heads": 2, "d_model": 8, "d_vocab": 6, "n_ctx": 8}
+    return ModelConfig(**{**base, **changes})
+
+
+@pytest.fixture
+def run_dir(finished_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished_run, tmp_path / "home" / "tiny")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "positional_embedding_type": "sinusoidal"},
+        {"positional_embedding_type": "rotary", "kept_heads": ((1,),), "seed": 5},
+    ],
+)
+def test_saved_and_loaded_is_the_same_bits(tmp_path, changes, dtype):
+    model = HookedGPT(small(**changes)).to(dtype)
+    model.save(tmp_path / "model")
+    loaded = HookedGPT.load(tmp_path / "model")
+    assert loaded.config == model.config and not loaded.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+        assert loaded.state_dict()[name].dtype == dtype
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {CONFIG, WEIGHTS, MANIFEST}
+    with pytest.raises(ValueError, match="folder must be new, got"):
+        save_model(model, tmp_path / "model")
+
+
+def test_a_run_gives_its_trained_model_or_a_step(run_dir):
+    trained = load_model(run_dir)
+    last = load_model(run_dir, step=6)
+    first = load_model(run_dir / "checkpoints" / "step-000000")
+    assert torch.equal(trained.W_E, last.W_E)
+    assert torch.equal(first.W_E, HookedGPT(open_run(run_dir).config.model).W_E)
+    assert not torch.equal(first.W_E, trained.W_E)
+    with pytest.raises(
+        ValueError, match=r"step must be one with a checkpoint \(0, 2, 4, 6\), got 5"
+    ):
+        load_model(run_dir, step=5)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+@pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
+def test_a_damaged_folder_is_not_loaded(run_dir, name, damage):
+    folder = run_dir / "checkpoints" / "step-000004"
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 4
+    if damage == "gone":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(data[:-5] if damage == "cut" else data)
+    with pytest.raises(
+        ValueError, match=rf"^{name} must (be there|have).*; restore it from a copy"
+    ):
+        load_model(folder)
+
+
+def test_a_folder_without_manifest_is_not_loaded(run_dir):
+    folder = run_dir / "checkpoints" / "step-000004"
+    (folder / MANIFEST).unlink()
+    with pytest.raises(
+        ValueError, match=r"folder must be complete, got .* without its manifest\.json"
+    ):
+        load_model(folder)
+    (run_dir / MANIFEST).unlink()
+    with pytest.raises(ValueError, match=r"run must be complete, got 'tiny', .* with --resume"):
+        load_model(run_dir)
+    with pytest.raises(ValueError, match=r"run must be a folder with a config\.json, got"):
+        load_model(run_dir / "nowhere")
+    with pytest.raises(
+        ValueError, match="must be a run folder or a checkpoint folder, got the file"
+    ):
+        load_model(run_dir / WEIGHTS)
+
+
+def test_another_config_is_found_before_memory_is_taken(tmp_path, monkeypatch):
+    HookedGPT(small()).save(tmp_path / "model")
+    path = tmp_path / "model" / CONFIG
+    data = json.loads(path.read_text())
+    monkeypatch.setattr("lab.checkpoint.HookedGPT", None)  # building the model would fail
+    for change, message in (
+        ({"d_model": 10**9, "d_head": 4}, r"embed\.W_E must have the shape \[6, 1000000000\]"),
+        ({"n_layers": 10**9}, r"must hold 'blocks\.1\.ln1\.w' of shape \[8\], as its config"),
+        ({"positional_embedding_type": "rotary"}, r"unknown tensor 'pos_embed\.W_pos'"),
+    ):
+        path.write_text(json.dumps(data | {"model": data["model"] | change}))
+        seal_folder(tmp_path / "model")  # an honest manifest over weights and config of two models
+        with pytest.raises(ValueError, match=message):
+            load_model(tmp_path / "model")
+
+
+def test_config_keys_and_versions_are_checked(tmp_path):
+    HookedGPT(small()).save(tmp_path / "model")
+    path = tmp_path / "model" / CONFIG
+    data = json.loads(path.read_text())
+    for change, message in (
+        (
+            {"model": data["model"] | {"n_head": 2}},
+            r"json: unknown ModelConfig key 'n_head'.*n_heads",
+        ),
+        ({"schema_version": 2}, "schema_version must be at most 1, got 2 in .*; update headlab"),
+        ({"model": {}}, r"json: ModelConfig must have the key 'n_layers', got none"),
+    ):
+        path.write_text(json.dumps(data | change))
+        seal_folder(tmp_path / "model")
+        with pytest.raises(ValueError, match=message):
+            load_model(tmp_path / "model")
+
+
+def test_pickles_are_refused_wherever_they_lie(tmp_path, run_dir):
+    (tmp_path / "only").mkdir()
+    model = HookedGPT(small())
+    torch.save(model.state_dict(), tmp_path / "only" / "model.pt")
+    torch.save(model.state_dict(), run_dir / WEIGHTS)
+    for path in (tmp_path / "only", tmp_path / "only" / "model.pt", run_dir):
+        with pytest.raises(ValueError, match=r"must be a \.safetensors file, got the pickle '.*'"):
+            load_model(path)
+
+
+def test_a_full_disk_leaves_no_half_model(tmp_path, full_disk):
+    with (
+        full_disk(3000),
+        pytest.raises(OSError, match="place for output must be on a disk with room"),
+    ):
+        HookedGPT(small()).save(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_goes_into_its_own_model_only(run_dir, tiny_config):
+    folder = run_dir / "checkpoints" / "step-000004"
+    other = HookedGPT(small(n_heads=4))
+    with pytest.raises(
+        ValueError, match=r"checkpoint must be of the model in training, got another"
+    ):
+        load_checkpoint(folder, other, make_optimizer(other, tiny_config))
+    model = HookedGPT(tiny_config.model)
+    (folder / OPTIMIZER).write_bytes(weights_bytes({"exp_avg.embed.W_E": torch.zeros(1)}))
+    seal_folder(folder)
+    with pytest.raises(ValueError, match=r"exp_avg\.embed\.W_E must have the shape \[6, 8\]"):
+        load_checkpoint(folder, model, make_optimizer(model, tiny_config))
+    folder.rename(folder.with_name("step-000005"))
+    with pytest.raises(ValueError, match=r"training\.json must name the step of its folder, got 4"):
+        load_checkpoint(folder.with_name("step-000005"), model, make_optimizer(model, tiny_config))
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+
+
+def test_a_stripped_run_keeps_its_weights(run_dir):
+    before = {step: load_model(run_dir, step=step).W_E for step in (0, 2, 4, 6)}
+    full = size(run_dir)
+    strip_training_state(run_dir)
+    strip_training_state(run_dir)
+    run = open_run(run_dir)
+    for name in run.files:
+        run.file(name)
+    assert not any(name.endswith((OPTIMIZER, TRAINING)) for name in run.files)
+    assert size(run_dir) < 0.5 * full
+    for step, W_E in before.items():
+        assert torch.equal(load_model(run_dir, step=step).W_E, W_E)
+
+
+def test_killed_while_stripping_a_run_still_verifies(run_dir, dies_at_sync, tmp_path):
+    for n in range(0, 100, 3):
+        again = shutil.copytree(run_dir, tmp_path / str(n) / "tiny")
+        died = dies_at_sync(functools.partial(strip_training_state, again), n)
+        run = open_run(again)
+        assert [run.name for run in list_runs(again.parent)] == ["tiny"]
+        for name in run.files:
+            run.file(name)
+        for step in run.steps:
+            load_model(again, step=step)
+        strip_training_state(again)
+        assert not list(again.rglob(OPTIMIZER))
+        if not died:
+            break
+    assert 10 < n < 99
