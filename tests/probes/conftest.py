@@ -1,0 +1,39 @@
+"""Small models and batches that the tests of probes share."""
+
+import pytest
+import torch
+
+from lab.config import ModelConfig
+from lab.model import HookedGPT
+from lab.tasks.base import Batch
+from lab.tasks.registry import get_task
+
+
+def build(**changes: object) -> HookedGPT:
+    """Return a small random model in float64 whose heads are far from uniform."""
+    sizes = {"n_layers": 2, "n_heads": 3, "d_model": 12, "d_vocab": 6, "n_ctx": 16}
+    config = ModelConfig(**{**sizes, "initializer_range": 0.7, "seed": 3, **changes})
+    return HookedGPT(config).double()
+
+
+@pytest.fixture(scope="session")
+def small_model() -> HookedGPT:
+    return build()
+
+
+@pytest.fixture
+def build_model():
+    return build
+
+
+@pytest.fixture(scope="session")
+def repeating_batch() -> Batch:
+    """Five reversal sequences over four letters, so that letters repeat and rows differ."""
+    return get_task("reversal", length=6, n_symbols=4).sample(5, seed=1, split="test")
+
+
+@pytest.fixture(scope="session")
+def distinct_batch() -> Batch:
+    """The reversal of eight different letters: T = 18."""
+    task = get_task("reversal", length=8)
+    return task.sequences(torch.arange(2, 10).unsqueeze(0))

@@ -1,0 +1,284 @@
+"""score_heads against planted heads, a naive triple loop, exact chance, and the traps of real input."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lab.attention import AttentionReads
+from lab.tasks.registry import get_task
+from probes import heads as heads_module
+from probes import reads as reads_module
+from probes.heads import head_masses, score_heads
+from probes.planted import KINDS, PlantedHeads, planted_mass
+from probes.registry import probe_names
+from probes.tables import HEADS
+
+# n = 8, T = 18, beta = 12, all letters different: previous, current, first, sources, and the stripes
+# one and two rows below, as computed outside this project for exactly this construction.
+PLANTED = {
+    "previous": (0.9999, 0.0000, 0.0588, 0.1250, 0.0000, 0.0000),
+    "current": (0.0000, 0.9999, 0.0000, 0.0000, 0.0000, 0.0000),
+    "first": (0.0000, 0.0000, 0.9999, 0.0000, 0.0000, 0.0000),
+    "offset_2": (0.0000, 0.0000, 0.1177, 0.0000, 0.1250, 0.0000),
+    "anti_diagonal": (0.0625, 0.0000, 0.5294, 0.9999, 0.0000, 0.0000),
+    "anti_diagonal_plus_1": (0.0000, 0.0588, 0.4706, 0.0000, 0.9999, 0.0000),
+    "uniform": (0.1247, 0.1468, 0.1468, 0.0763, 0.0708, 0.0679),
+    "duplicate": (0.0012, 0.0000, 0.5254, 0.0003, 0.9975, 0.0000),
+    "induction": (0.0636, 0.0013, 0.5241, 0.0003, 0.0000, 0.9974),
+}
+PLANTED_PROBES = ("previous", "current", "first", "sources", "sources_plus_1", "sources_plus_2")
+
+
+def scores_of(frame, probe):
+    return frame[frame["probe"] == probe].sort_values(["layer", "head"])["score"].to_numpy()
+
+
+def naive_scores(model, batch, special=(0, 1)):
+    """Every probe by loops over sequences, rows and keys, from the explicit pattern in float64."""
+    _, cache = model.run_with_cache(batch.tokens)
+    n_layers, n_heads = model.config.n_layers, model.config.n_heads
+    tokens = batch.tokens.tolist()
+    sources = [[[k for k in row if k >= 0] for row in one] for one in batch.sources.tolist()]
+    n_pos = len(tokens[0])
+
+    def targets(probe, b, q):
+        x = tokens[b]
+        if probe.startswith("sources"):
+            row = q - {"sources": 0, "sources_plus_1": 1, "sources_plus_2": 2}[probe]
+            return sources[b][row] if row >= 0 else []
+        if probe == "previous":
+            return [q - 1] if q >= (2 if x[0] in special else 1) else []
+        if probe in ("current", "first"):
+            return [q if probe == "current" else 0] if q >= 1 else []
+        copies = [k for k in range(q) if x[k] == x[q] and x[q] not in special]
+        return copies if probe == "duplicate" else [k + 1 for k in copies]
+
+    found = {}
+    for probe in probe_names():
+        total = np.zeros((n_layers, n_heads))
+        chance, n_rows = 0.0, 0
+        for b in range(len(tokens)):
+            for q in range(n_pos):
+                keys = targets(probe, b, q)
+                n_rows += bool(keys)
+                chance += len(keys) / (q + 1)
+                for layer in range(n_layers):
+                    pattern = cache["pattern", layer]
+                    for head in range(n_heads):
+                        total[layer, head] += sum(pattern[b, head, q, k].item() for k in keys)
+        found[probe] = (total / n_rows, chance / n_rows, n_rows)
+    return found
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_planted_head_scores_what_its_construction_says(distinct_batch, kind):
+    frame = score_heads(PlantedHeads((kind,), d_vocab=28), distinct_batch, PLANTED_PROBES)
+    got = frame.set_index("probe").loc[list(PLANTED_PROBES), "score"]
+    assert tuple(got.round(4)) == pytest.approx(PLANTED[kind], abs=1e-12)
+
+
+def test_planted_positional_head_is_exact(distinct_batch):
+    frame = score_heads(
+        PlantedHeads(("anti_diagonal",), d_vocab=28, beta=2.0), distinct_batch, ["sources"]
+    )
+    rows = range(9, 17)
+    exact = sum(planted_mass(2.0, q) for q in rows) / len(rows)
+    assert frame["score"].item() == pytest.approx(exact, abs=1e-12)
+
+
+def test_duplicate_and_induction_heads_do_not_take_each_others_score():
+    batch = get_task("induction", length=8).sample(4, seed=0)
+    model = PlantedHeads(("duplicate", "induction"), d_vocab=28)
+    frame = score_heads(model, batch, ["duplicate", "induction"])
+    assert scores_of(frame, "duplicate").round(4).tolist() == [0.9975, 0.0]
+    assert scores_of(frame, "induction").round(4).tolist() == [0.0, 0.9975]
+
+
+@pytest.mark.parametrize("task", ["reversal", "copy"])
+def test_equal_to_a_naive_triple_loop(small_model, task):
+    batch = get_task(task, length=5, n_symbols=4).sample(4, seed=2)
+    frame = score_heads(small_model, batch)
+    for probe, (score, chance, n_rows) in naive_scores(small_model, batch).items():
+        rows = frame[frame["probe"] == probe].sort_values(["layer", "head"])
+        np.testing.assert_allclose(rows["score"], score.ravel(), atol=1e-10)
+        np.testing.assert_allclose(rows["chance"], chance, atol=1e-12)
+        assert set(rows["n_rows"]) == {n_rows}
+
+
+def test_uniform_head_has_kappa_zero_on_every_probe(repeating_batch):
+    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), repeating_batch)
+    assert frame["probe"].tolist() == list(probe_names())
+    np.testing.assert_allclose(frame["kappa"], 0.0, atol=1e-12)
+
+
+def test_table_is_one_row_a_layer_head_and_probe_in_order(small_model, repeating_batch):
+    frame = score_heads(small_model, repeating_batch, ["previous", "sources"])
+    assert frame.columns.tolist() == HEADS.names
+    keys = list(zip(frame["layer"], frame["head"], frame["probe"], strict=True))
+    assert keys == [
+        (layer, head, probe)
+        for layer in range(2)
+        for head in range(3)
+        for probe in ("previous", "sources")
+    ]
+    assert frame["score"].between(0, 1).all()
+    assert (frame["n_sequences"] == 5).all()
+    assert frame.attrs["dtype"] == "float64"
+    assert frame.attrs["definition_version"] == HEADS.version
+
+
+def test_interval_is_of_sequences_and_the_same_every_time(small_model, repeating_batch):
+    one = score_heads(small_model, repeating_batch, seed=4)
+    two = score_heads(small_model, repeating_batch, seed=4)
+    assert one.equals(two)
+    assert (one["ci_low"] <= one["score"] + 1e-12).all()
+    assert (one["score"] <= one["ci_high"] + 1e-12).all()
+
+
+def test_one_sequence_has_no_interval(small_model, repeating_batch):
+    frame = score_heads(small_model, repeating_batch[:1])
+    assert frame[["ci_low", "ci_high"]].isna().all(axis=None)
+    assert frame["score"].notna().all()
+
+
+def test_split_into_pieces_changes_nothing(small_model, repeating_batch, monkeypatch):
+    whole = score_heads(small_model, repeating_batch)
+    monkeypatch.setattr(heads_module, "GATHERED_NUMBERS", 50)
+    monkeypatch.setattr(reads_module, "TOKENS_AT_ONCE", 1)
+    pieces = score_heads(small_model, repeating_batch)
+    np.testing.assert_allclose(pieces["score"], whole["score"], atol=1e-13)
+    assert pieces.drop(columns=["score", "kappa", "ci_low", "ci_high"]).equals(
+        whole.drop(columns=["score", "kappa", "ci_low", "ci_high"])
+    )
+
+
+def test_masses_of_a_batch_are_those_of_its_sequences(small_model, repeating_batch):
+    together = head_masses(small_model, repeating_batch)
+    alone = [head_masses(small_model, repeating_batch[i : i + 1]) for i in range(5)]
+    for i, masses in enumerate(together):
+        np.testing.assert_allclose(
+            masses.mass, np.concatenate([one[i].mass for one in alone]), atol=1e-12
+        )
+        assert masses.n_rows.tolist() == [one[i].n_rows[0] for one in alone]
+
+
+def test_matrix_is_never_built(small_model, repeating_batch, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a probe asked for whole rows")
+
+    monkeypatch.setattr(AttentionReads, "tiles", refuse)
+    monkeypatch.setattr(AttentionReads, "pattern", refuse)
+    score_heads(small_model, repeating_batch)
+
+
+def test_swapping_heads_swaps_scores(build_model, repeating_batch):
+    model, swapped = build_model(), build_model()
+    with torch.no_grad():
+        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"):
+            weight = getattr(swapped.blocks[1].attn, name)
+            weight.copy_(weight[[2, 0, 1]].clone())
+    before = score_heads(model, repeating_batch).set_index(["layer", "head", "probe"])["score"]
+    after = score_heads(swapped, repeating_batch).set_index(["layer", "head", "probe"])["score"]
+    for new, old in enumerate([2, 0, 1]):
+        np.testing.assert_allclose(after[1, new], before[1, old], atol=1e-12)
+
+
+def test_pruned_model_speaks_of_its_original_heads(small_model, repeating_batch):
+    from probes.pruning import prune_heads
+
+    pruned = prune_heads(small_model, [(1, 0), (1, 1)])
+    frame = score_heads(pruned, repeating_batch, ["sources"])
+    assert frame[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1], [0, 2], [1, 2]]
+
+
+def test_resting_on_bos_is_no_previous_token_head():
+    tokens = torch.tensor([[0, 2, 3, 4, 5]])
+    frame = score_heads(PlantedHeads(("first",), d_vocab=6), tokens, ["previous"])
+    assert frame["score"].item() < 1e-4
+    assert frame["n_rows"].item() == 3
+
+
+def test_without_bos_the_second_row_counts_too():
+    tokens = torch.tensor([[2, 3, 4, 5], [0, 3, 4, 5]])
+    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), tokens, ["previous"])
+    assert frame["n_rows"].item() == 3 + 2
+    assert frame["score"].item() == pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 3 + 1 / 4) / 5)
+
+
+def test_mass_on_several_copies_is_summed():
+    tokens = torch.tensor([[0, 3, 3, 5, 3]])
+    frame = score_heads(PlantedHeads(("duplicate",), d_vocab=6), tokens, ["duplicate"])
+    assert frame["n_rows"].item() == 2
+    assert frame["score"].item() > 0.99
+
+
+def test_equal_special_tokens_are_no_duplicates():
+    tokens = torch.tensor([[0, 2, 1, 0, 1, 3]])
+    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), tokens, ["duplicate", "induction"])
+    assert frame["score"].isna().all()
+    counted = score_heads(
+        PlantedHeads(("uniform",), d_vocab=6), tokens, ["duplicate"], special_ids=()
+    )
+    assert counted["n_rows"].item() == 2
+
+
+def test_palindrome_keeps_positional_sources():
+    task = get_task("reversal", length=5)
+    batch = task.sequences(torch.tensor([[4, 3, 2, 3, 4]]))
+    frame = score_heads(PlantedHeads(("anti_diagonal", "induction"), d_vocab=28), batch)
+    right, wrong = scores_of(frame, "sources")
+    assert right > 0.999
+    assert wrong < 0.6
+
+
+def test_nothing_to_score_is_missing_and_not_zero():
+    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), torch.tensor([[0], [2]]))
+    assert set(frame["probe"]) == {"previous", "current", "first", "duplicate", "induction"}
+    assert frame[["score", "chance", "kappa", "ci_low", "ci_high"]].isna().all(axis=None)
+    assert (frame[["n_rows", "n_sequences"]] == 0).all(axis=None)
+
+
+def test_sequences_without_a_row_are_not_counted():
+    tokens = torch.tensor([[0, 2, 3, 2], [0, 2, 3, 4]])
+    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), tokens, ["duplicate"])
+    assert frame[["n_sequences", "n_rows"]].to_numpy().tolist() == [[1, 1]]
+    assert frame["score"].item() == pytest.approx(1 / 4)
+
+
+def test_half_precision_is_read_in_float32(build_model, repeating_batch):
+    model = build_model(initializer_range=0.2)
+    exact = score_heads(model, repeating_batch)
+    rough = score_heads(model.bfloat16(), repeating_batch)
+    assert rough.attrs["dtype"] == "bfloat16"
+    np.testing.assert_allclose(rough["score"], exact["score"], atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
+def test_empty_batch_is_refused(small_model, shape):
+    with pytest.raises(ValueError, match="tokens must be at least one sequence of at least one"):
+        score_heads(small_model, torch.zeros(shape, dtype=torch.long))
+
+
+def test_plain_tokens_have_no_sources(small_model):
+    tokens = torch.tensor([[0, 2, 3]])
+    with pytest.raises(ValueError, match="'sources' must be a task's batch, .* got plain tokens"):
+        score_heads(small_model, tokens, ["sources"])
+
+
+def test_nobody_is_left_listening_or_changed(build_model, repeating_batch):
+    model = build_model()
+    before = model(repeating_batch.tokens)
+    score_heads(model, repeating_batch)
+    assert torch.equal(model(repeating_batch.tokens), before)
+    assert all(not hook.fwd_hooks for hook in model.hook_dict.values())
+
+
+def test_every_kind_can_be_planted():
+    tokens = torch.tensor([[0, 2, 3, 1, 3, 2]])
+    pattern = PlantedHeads(KINDS, d_vocab=6).reads(tokens).pattern()
+    assert torch.allclose(pattern.sum(dim=-1), torch.ones(1, len(KINDS), 6, dtype=torch.float64))
+    with pytest.raises(ValueError, match="unknown planted head 'unifrom'.*'uniform'"):
+        PlantedHeads(("unifrom",), d_vocab=6).reads(tokens)
+    assert planted_mass(math.log(3.0), 1) == pytest.approx(0.75)
