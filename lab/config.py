@@ -31,6 +31,12 @@ def require_whole(name: str, value: Any, least: int) -> None:
     require(whole and value >= least, name, f"a whole number of at least {least}", value)
 
 
+def require_seed(value: Any) -> None:
+    """Raise ValueError unless value can seed every generator that is used here."""
+    require_whole("seed", value, 0)
+    require(value < 2**63, "seed", "below 2**63", value)
+
+
 def require_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Raise ValueError unless value is a finite number in [low, high]."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -90,7 +96,7 @@ class ModelConfig:
         for name in ("d_head", "d_mlp"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1)
-        require_whole("seed", self.seed, 0)
+        require_seed(self.seed)
         require_choice("act_fn", self.act_fn, ("gelu", "gelu_new", "relu", "silu"))
         require_choice(
             "positional_embedding_type",
@@ -197,8 +203,8 @@ class TrainConfig:
             require_whole(name, getattr(self, name), 1)
         for name in ("eval_every", "checkpoint_every", "eval_sequences"):
             require_whole(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "seed"):
-            require_whole(name, getattr(self, name), 0)
+        require_whole("warmup_steps", self.warmup_steps, 0)
+        require_seed(self.seed)
         for name in ("learning_rate", "weight_decay"):
             require_number(name, getattr(self, name), 0.0)
         require_number("final_lr_share", self.final_lr_share, 0.0, 1.0)
@@ -252,7 +258,7 @@ class SampleConfig:
         if self.top_p is not None:
             require_number("top_p", self.top_p, 0.0, 1.0)
             require(self.top_p > 0, "top_p", "more than 0", self.top_p)
-        require_whole("seed", self.seed, 0)
+        require_seed(self.seed)
 
 
 def check_kept_heads(kept: tuple[tuple[int, ...], ...], n_layers: int, n_heads: int) -> None:

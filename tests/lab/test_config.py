@@ -71,6 +71,7 @@ def test_training_refusals(changes: dict, message: str) -> None:
     [
         ({"temperature": -1.0}, "temperature must be a number of at least 0, got -1.0"),
         ({"temperature": math.nan}, "temperature must be a number of at least 0, got nan"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
         ({"top_p": 0.0}, "top_p must be more than 0, got 0.0"),
         ({"top_p": 1.5}, "top_p must be a number from 0 to 1, got 1.5"),
