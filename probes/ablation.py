@@ -210,8 +210,8 @@ def run_variants(
     layer: int,
     variants: list[tuple[int, ...]],
     fill: Fill | None,
-) -> Logits:
-    """Return the logits of all variants of one layer, stacked along the batch."""
+) -> Float[Tensor, "run pos d_vocab"]:
+    """Return the logits of all variants of one layer, one after the other along the batch."""
     batch = len(residual)
     g = torch.ones(model.config.n_layers, len(variants) * batch, 1, model.config.n_heads)
     for i, heads in enumerate(variants):

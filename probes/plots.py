@@ -21,7 +21,6 @@ from matplotlib.ticker import MaxNLocator
 
 from lab.naming import head_label, unknown_name
 from probes.registry import get_probe
-from probes.tables import METRICS
 
 INK = "#1b2733"
 MUTED = "#5b6b7a"
@@ -254,7 +253,7 @@ def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None 
     """
     rows = frame[frame["metric"] == metric]
     if rows.empty:
-        raise ValueError(unknown_name("metric of this table", metric, METRICS))
+        raise ValueError(unknown_name("metric of this table", metric, frame["metric"].unique()))
     ax = own_axes(ax, 1.8 + 0.62 * len(rows), 3.8)
     whole = rows["head"].isna().to_numpy()
     names = [
