@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.config import SCHEMA_VERSION, ModelConfig, TrainConfig
-from lab.durable import atomic_dir, atomic_write, hold, to_json
+from lab.durable import atomic_dir, hold, to_json
 from lab.manifest import (
     MANIFEST,
     FileEntry,
@@ -50,8 +50,8 @@ def save_model(model: HookedGPT, path: str | Path) -> None:
     """
     with atomic_dir(Path(path)) as folder:
         described = {"schema_version": SCHEMA_VERSION, "model": model.config.to_dict()}
-        atomic_write(folder / CONFIG, to_json(described))
-        atomic_write(folder / WEIGHTS, weights_bytes(model.state_dict()))
+        (folder / CONFIG).write_bytes(to_json(described))
+        (folder / WEIGHTS).write_bytes(weights_bytes(model.state_dict()))
         seal_folder(folder)
 
 
@@ -139,10 +139,10 @@ def save_checkpoint(
     described |= {"model": config.model.to_dict(), "train": config.to_dict()}
     state = {"schema_version": SCHEMA_VERSION, "optimizer": "AdamW", "step": step}
     with atomic_dir(final) as folder:
-        atomic_write(folder / CONFIG, to_json(described))
-        atomic_write(folder / WEIGHTS, weights_bytes(model.state_dict()))
-        atomic_write(folder / OPTIMIZER, weights_bytes(moments(model, optimizer)))
-        atomic_write(folder / TRAINING, to_json(state))
+        (folder / CONFIG).write_bytes(to_json(described))
+        (folder / WEIGHTS).write_bytes(weights_bytes(model.state_dict()))
+        (folder / OPTIMIZER).write_bytes(weights_bytes(moments(model, optimizer)))
+        (folder / TRAINING).write_bytes(to_json(state))
         seal_folder(folder)
     return final
 

@@ -77,6 +77,8 @@ def atomic_write(path: Path, data: bytes) -> None:
 def atomic_dir(final: Path) -> Iterator[Path]:
     """Give a temporary folder to fill; when the block ends well it becomes `final`, in one rename.
 
+    What the block writes, by any means, is forced to the disk before.
+
     Raises:
         ValueError: If `final` exists already.
         OSError: One line with the remedy, if the place cannot be written; nothing is left behind.

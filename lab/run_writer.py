@@ -7,7 +7,6 @@ process has a writer. What a finished run offers to its readers is `lab.runs`'s.
 import contextlib
 import dataclasses
 import datetime
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from lab.runs import (
     seal,
 )
 
-logger = logging.getLogger(__name__)
+HEADER = ",".join(METRIC_COLUMNS) + "\n"
 
 
 def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
@@ -97,8 +96,8 @@ class RunWriter:
         described = {"schema_version": SCHEMA_VERSION, "train": self.config.to_dict()}
         described |= {"seed": self.config.seed, "created": created, **info}
         with atomic_dir(self.run_dir) as folder:
-            atomic_write(folder / CONFIG, to_json(described))
-            atomic_write(folder / METRICS, (",".join(METRIC_COLUMNS) + "\n").encode("ascii"))
+            (folder / CONFIG).write_bytes(to_json(described))
+            (folder / METRICS).write_text(HEADER, encoding="ascii")
             save_checkpoint(folder, self.config, 0, model, optimizer)
         self._held.enter_context(hold(self.run_dir))
         self._open_metrics()
@@ -124,7 +123,7 @@ class RunWriter:
                 f"in {str(self.run_dir)!r}; restore it from a copy or train under another name"
             )
         if not run.files:  # a complete run stays as it was sealed
-            lines = [",".join(METRIC_COLUMNS) + "\n", *map(metrics_row, rows)]
+            lines = [HEADER, *map(metrics_row, rows)]
             atomic_write(self.run_dir / METRICS, "".join(lines).encode("ascii"))
             self._open_metrics()
         return step
@@ -136,14 +135,16 @@ class RunWriter:
 
     def _open_metrics(self) -> None:
         with one_clear_error(self.run_dir / METRICS):
-            path = self.run_dir / METRICS
-            self._metrics = self._held.enter_context(path.open("a", encoding="ascii", newline=""))
+            # No buffer: one that could not be written would be tried again while closing.
+            file = (self.run_dir / METRICS).open("ab", buffering=0)
+            self._metrics = self._held.enter_context(file)
 
     def metrics(self, row: MetricsRow) -> None:
         """Append a row, visible to readers at once; on the disk with the next checkpoint."""
         with one_clear_error(self.run_dir / METRICS):
-            self._metrics.write(metrics_row(row))
-            self._metrics.flush()
+            left = metrics_row(row).encode("ascii")
+            while left:
+                left = left[self._metrics.write(left) :]
 
     def checkpoint(self, step: int, model: HookedGPT, optimizer: torch.optim.AdamW) -> Path:
         """Write the checkpoint of a step, after the metrics that lead to it."""
