@@ -133,9 +133,11 @@ def mean_reference(
     for part in slices_of(x, model_device(model)):
         observe_layers(model, part.tokens, observe)
     config = model.config
-    z = torch.zeros(config.n_layers, x.tokens.shape[1], config.n_heads, config.head_width)
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    shape = (config.n_layers, x.tokens.shape[1], config.n_heads, config.head_width)
+    z = torch.zeros(shape, dtype=dtype)
     for layer, total in sums.items():
-        z[layer, :, list(config.heads_of(layer))] = (total / len(x.tokens)).float()
+        z[layer, :, list(config.heads_of(layer))] = (total / len(x.tokens)).to(dtype)
     if not per_position:
         z = z.mean(dim=1, keepdim=True)
     return Reference(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z)

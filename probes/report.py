@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from lab.checkpoint import load_model
 from lab.config import ModelConfig, require_whole
-from lab.durable import atomic_dir, atomic_write
+from lab.durable import atomic_dir, atomic_write, one_clear_error
 from lab.evaluation import Evaluation, evaluate
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
@@ -368,5 +368,6 @@ def fill(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write each file whole, or leave the one that is there."""
     for name, data in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with one_clear_error(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, data)

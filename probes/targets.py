@@ -48,15 +48,16 @@ class Targets:
     @classmethod
     def of_cells(cls, query_pos: CellList, key_pos: CellList, n_pos: int) -> "Targets":
         """Count the rows of the cells and their chance; no cell may be listed twice."""
-        real = key_pos >= 0
-        scored = torch.zeros(len(query_pos), n_pos, dtype=torch.long, device=query_pos.device)
-        scored.scatter_reduce_(1, query_pos, real.long(), reduce="amax")
-        # On the CPU: some accelerators have no float64.
-        chance = torch.where(real.cpu(), 1.0 / (query_pos.cpu().double() + 1.0), 0.0)
+        # Counted on the CPU: some accelerators have no float64.
+        real, rows = key_pos.cpu() >= 0, query_pos.cpu()
+        scored = torch.zeros(len(rows), n_pos, dtype=torch.bool)
+        sequence, cell = real.nonzero(as_tuple=True)
+        scored[sequence, rows[sequence, cell]] = True
+        chance = torch.where(real, 1.0 / (rows.double() + 1.0), 0.0)
         return cls(
             query_pos=query_pos,
             key_pos=key_pos,
-            n_rows=scored.sum(dim=1).cpu(),
+            n_rows=scored.sum(dim=1),
             chance=chance.sum(dim=1),
         )
 

@@ -61,10 +61,10 @@ def test_mean_reference_is_the_mean_of_hook_z(small_model, reference):
     batch = TASK.sample(7, seed=0, split="reference")
     _, cache = small_model.run_with_cache(batch.tokens)
     for layer in range(2):
-        exact = cache["z", layer].mean(dim=0).float()
-        torch.testing.assert_close(reference.z[layer], exact, atol=1e-6, rtol=1e-6)
+        exact = cache["z", layer].mean(dim=0)
+        torch.testing.assert_close(reference.z[layer], exact, atol=1e-12, rtol=1e-12)
     level = mean_reference(small_model, batch, per_position=False)
-    torch.testing.assert_close(level.z, reference.z.mean(1, keepdim=True), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(level.z, reference.z.mean(1, keepdim=True))
     assert level.sha256 == reference.sha256
 
 

@@ -1,4 +1,4 @@
-"""score_heads against planted heads, a naive triple loop, exact chance, and the traps of real input."""
+"""score_heads against planted heads, a naive triple loop, exact chance and the traps of input."""
 
 import math
 
@@ -15,8 +15,8 @@ from probes.planted import KINDS, PlantedHeads, planted_mass
 from probes.registry import probe_names
 from probes.tables import HEADS
 
-# n = 8, T = 18, beta = 12, all letters different: previous, current, first, sources, and the stripes
-# one and two rows below, as computed outside this project for exactly this construction.
+# n = 8, T = 18, beta = 12, all letters different: previous, current, first, sources, and the
+# stripes one and two rows below, as computed outside this project for exactly this construction.
 PLANTED = {
     "previous": (0.9999, 0.0000, 0.0588, 0.1250, 0.0000, 0.0000),
     "current": (0.0000, 0.9999, 0.0000, 0.0000, 0.0000, 0.0000),
@@ -263,7 +263,7 @@ def test_empty_batch_is_refused(small_model, shape):
 
 def test_plain_tokens_have_no_sources(small_model):
     tokens = torch.tensor([[0, 2, 3]])
-    with pytest.raises(ValueError, match="'sources' must be a task's batch, .* got plain tokens"):
+    with pytest.raises(ValueError, match=r"'sources' must be a task's batch, .* got plain tokens"):
         score_heads(small_model, tokens, ["sources"])
 
 
@@ -279,6 +279,6 @@ def test_every_kind_can_be_planted():
     tokens = torch.tensor([[0, 2, 3, 1, 3, 2]])
     pattern = PlantedHeads(KINDS, d_vocab=6).reads(tokens).pattern()
     assert torch.allclose(pattern.sum(dim=-1), torch.ones(1, len(KINDS), 6, dtype=torch.float64))
-    with pytest.raises(ValueError, match="unknown planted head 'unifrom'.*'uniform'"):
+    with pytest.raises(ValueError, match=r"unknown planted head 'unifrom'.*'uniform'"):
         PlantedHeads(("unifrom",), d_vocab=6).reads(tokens)
     assert planted_mass(math.log(3.0), 1) == pytest.approx(0.75)

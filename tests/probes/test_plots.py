@@ -115,9 +115,7 @@ def test_bars_are_the_changes(small_model, repeating_batch, metric):
     ax = plots.plot_ablation(frame, metric=metric)
     rows = frame[frame["metric"] == metric]
     assert [bar.get_height() for bar in ax.patches] == rows["delta"].tolist()
-    layers = [
-        bar.get_facecolor() == matplotlib.colors.to_rgba(plots.ORANGE) for bar in ax.patches
-    ]
+    layers = [bar.get_facecolor() == matplotlib.colors.to_rgba(plots.ORANGE) for bar in ax.patches]
     assert layers == rows["head"].isna().tolist()
     (whiskers,) = ax.collections
     ends = np.array([path.vertices[:, 1] for path in whiskers.get_paths()])
