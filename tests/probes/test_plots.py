@@ -22,12 +22,16 @@ def mesh_of(ax):
     return mesh
 
 
+def shown(ax) -> np.ma.MaskedArray:
+    return np.ma.asarray(mesh_of(ax).get_array())
+
+
 def test_grid_shows_layers_down_heads_across_on_one_scale(small_model, repeating_batch):
     frame = score_heads(small_model, repeating_batch)
     ax = plots.plot_head_grid(frame, probe="induction")
     rows = frame[frame["probe"] == "induction"]
     scores = rows.pivot(index="layer", columns="head", values="score").to_numpy()
-    np.testing.assert_array_equal(mesh_of(ax).get_array(), scores)
+    np.testing.assert_array_equal(shown(ax), scores)
     assert mesh_of(ax).get_clim() == (0.0, 1.0)
     assert ax.get_ylim() == (2.0, 0.0)
     written = {t.get_position(): t.get_text() for t in ax.texts}
@@ -46,7 +50,7 @@ def test_grid_shows_layers_down_heads_across_on_one_scale(small_model, repeating
 def test_missing_head_leaves_its_cell_empty(small_model, repeating_batch):
     frame = score_heads(prune_heads(small_model, [(1, 0)]), repeating_batch, ["first"])
     ax = plots.plot_head_grid(frame, probe="first")
-    assert np.ma.getmaskarray(mesh_of(ax).get_array()).tolist() == [
+    assert np.ma.getmaskarray(shown(ax)).tolist() == [
         [False, False, False],
         [True, False, False],
     ]
@@ -62,10 +66,10 @@ def test_lightness_falls_from_none_to_all():
 def test_map_shows_every_visible_cell_and_frames_the_sources(small_model, repeating_batch):
     frame = attention_map(small_model, repeating_batch, layer=0, head=1)
     ax = plots.plot_attention(frame)
-    shown = np.ma.filled(mesh_of(ax).get_array(), np.nan)
+    cells = shown(ax).filled(np.nan)
     for row in frame.itertuples():
-        assert shown[row.query_pos, row.key_pos] == row.probability
-    assert np.isnan(shown[np.triu_indices(14, 1)]).all()
+        assert cells[row.query_pos, row.key_pos] == row.probability
+    assert np.isnan(cells)[np.triu(np.ones((14, 14), dtype=bool), 1)].all()
     framed = {
         (int(p.get_y()), int(p.get_x()))
         for p in ax.patches
@@ -96,7 +100,7 @@ def test_entropy_lines_are_the_columns_under_their_ceiling(
     ceiling, *lines = ax.lines
     rows = np.arange(1 - extra, 14)
     np.testing.assert_array_equal(ceiling.get_xdata(), rows)
-    np.testing.assert_allclose(ceiling.get_ydata(), np.log(rows + extra))
+    np.testing.assert_allclose(np.asarray(ceiling.get_ydata()), np.log(rows + extra))
     drawn = [line for line in lines if len(line.get_xdata())]
     assert len(drawn) == 6
     pairs = [(layer, head) for layer in range(2) for head in range(3)]
@@ -118,7 +122,7 @@ def test_bars_are_the_changes(small_model, repeating_batch, metric):
     layers = [bar.get_facecolor() == matplotlib.colors.to_rgba(plots.ORANGE) for bar in ax.patches]
     assert layers == rows["head"].isna().tolist()
     (whiskers,) = ax.collections
-    ends = np.array([path.vertices[:, 1] for path in whiskers.get_paths()])
+    ends = np.array([np.asarray(path.vertices)[:, 1] for path in whiskers.get_paths()])
     np.testing.assert_allclose(ends[:, 0], np.minimum(rows["ci_low"], rows["delta"]), atol=1e-12)
     np.testing.assert_allclose(ends[:, 1], np.maximum(rows["ci_high"], rows["delta"]), atol=1e-12)
     assert [label.get_text() for label in ax.get_xticklabels()][2:5] == [
