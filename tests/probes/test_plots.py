@@ -67,8 +67,8 @@ def test_map_shows_every_visible_cell_and_frames_the_sources(small_model, repeat
     frame = attention_map(small_model, repeating_batch, layer=0, head=1)
     ax = plots.plot_attention(frame)
     cells = shown(ax).filled(np.nan)
-    for row in frame.itertuples():
-        assert cells[row.query_pos, row.key_pos] == row.probability
+    rows, keys = frame["query_pos"].to_numpy(), frame["key_pos"].to_numpy()
+    np.testing.assert_array_equal(cells[rows, keys], frame["probability"])
     assert all(np.isnan(cells[q, k]) for q in range(14) for k in range(q + 1, 14))
     framed = {
         (int(p.get_y()), int(p.get_x()))
