@@ -67,7 +67,7 @@ def article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def first_screen(
+def screen_data(
     heads: pd.DataFrame,
     maps: Mapping[tuple[int, int], Map],
     *,

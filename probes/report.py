@@ -29,7 +29,7 @@ from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
 from probes import plots
 from probes.ablation import ablation_sweep, mean_reference
 from probes.entropy import entropy_profile
-from probes.first_screen import best_head, first_screen, sentence_about
+from probes.first_screen import best_head, screen_data, sentence_about
 from probes.heads import score_heads
 from probes.intervals import FEW_SEQUENCES
 from probes.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
@@ -253,7 +253,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     facts = {**subject.facts, "n_layers": config.n_layers, "n_heads": config.n_heads}
     accuracy = dataclasses.asdict(found.accuracy)
     ids = subject.batch.tokens[0, :LONGEST].tolist() if found.maps else []
-    screen = first_screen(
+    screen = screen_data(
         found.heads,
         found.maps,
         tokens=token_labels(ids, subject.vocab),
