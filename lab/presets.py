@@ -24,52 +24,47 @@ class PresetEntry:
     """Returns the configuration."""
 
 
-def small_gpt(n_ctx: int) -> ModelConfig:
-    """Return the model of all presets: 2 layers x 4 heads, d_model 64, 26 letters."""
-    return ModelConfig(
+def small_gpt_on(task: str) -> TrainConfig:
+    """Return what all presets share: 2 layers x 4 heads, d_model 64, ten of 26 letters.
+
+    320 steps, of which a third would do, so that nine checkpoints show the heads form and settle.
+    """
+    model = ModelConfig(
         n_layers=2,
         n_heads=4,
         d_model=64,
         d_vocab=len(letter_vocab(26)),
-        n_ctx=n_ctx,
+        n_ctx=32,
         initializer_range=0.02,
+    )
+    return TrainConfig(
+        task=task,
+        length=10,
+        n_symbols=26,
+        model=model,
+        steps=320,
+        batch_size=64,
+        learning_rate=3e-3,
+        warmup_steps=100,
+        weight_decay=0.1,
+        eval_every=40,
+        checkpoint_every=40,
     )
 
 
 def reversal() -> TrainConfig:
     """Return the demo: ten letters said backwards, by heads on an anti-diagonal in layer 0."""
-    return TrainConfig(
-        task="reversal",
-        model=small_gpt(n_ctx=32),
-        steps=400,
-        warmup_steps=50,
-        eval_every=50,
-        checkpoint_every=50,
-    )
+    return small_gpt_on("reversal")
 
 
 def copy() -> TrainConfig:
     """Return ten letters said again: heads at a constant distance."""
-    return TrainConfig(
-        task="copy",
-        model=small_gpt(n_ctx=32),
-        steps=400,
-        warmup_steps=50,
-        eval_every=50,
-        checkpoint_every=50,
-    )
+    return small_gpt_on("copy")
 
 
 def induction() -> TrainConfig:
-    """Return a block of ten letters said twice: a previous-token head, then an induction head."""
-    return TrainConfig(
-        task="induction",
-        model=small_gpt(n_ctx=32),
-        steps=800,
-        warmup_steps=50,
-        eval_every=100,
-        checkpoint_every=100,
-    )
+    """Return a block of ten letters said twice: heads on the token after the first occurrence."""
+    return small_gpt_on("induction")
 
 
 PRESETS = (

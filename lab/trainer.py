@@ -79,7 +79,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self.parallel: nn.Module = self.model
         if processes.count > 1:
-            self.parallel = DistributedDataParallel(self.model, broadcast_buffers=False)
+            self.parallel = DistributedDataParallel(self.model, forward_sync_buffers=False)
         self.held_out = task.sample(config.eval_sequences, seed=config.seed, split="test")
         self.upcoming: list[Batch] | None = None
 
