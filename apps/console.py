@@ -3,7 +3,9 @@
 Of several processes that train together only the first one speaks.
 """
 
+import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -61,17 +63,21 @@ def say_table(
     from rich.table import Table
     from rich.text import Text
 
-    if not is_main_process():
-        return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
     for index, title in enumerate(header):
         justify = "left" if index in words else "right"
         table.add_column(Text(title), justify=justify, vertical="bottom")
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     # In a file or a pipe there is no edge to wrap at.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1_000)
-    console.print(table)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000
+    console = Console(file=io.StringIO(), width=width)
+    if console.measure(table).maximum > width:
+        table.padding = 0
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        say(line.rstrip())
 
 
 def grouped(number: int) -> str:

@@ -23,7 +23,7 @@ def say_head_table(rows: Iterable[Mapping[str, Any]]) -> None:
         chance[row["probe"]] = number(row["chance"])
     probes = list(chance)
     lines = [[label, *(shown(of[name]) for name in probes)] for label, of in scores.items()]
-    lines.append(["by chance", *(shown(chance[name]) for name in probes)])
+    lines.append(["chance", *(shown(chance[name]) for name in probes)])
     say_table(["head", *(title(name) for name in probes)], lines)
 
 

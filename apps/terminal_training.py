@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from apps.console import grouped, is_main_process, remark, say_facts
 from lab.config import TrainConfig
+from lab.manifest import MANIFEST
 from lab.runs import CONFIG, checkpoint_steps, runs_home
 
 if TYPE_CHECKING:
@@ -40,12 +41,12 @@ def train_in_terminal(config: TrainConfig, run_dir: Path, *, resume: bool) -> in
     """
     from lab.training import train
 
-    remark(announcement(config, run_dir))
     began = time.monotonic()
     last: StepRecord | None = None
     first_step = config.steps
     with stop_requests() as requests:
         records = train(config, run_dir=run_dir, resume=resume)
+        remark(announcement(config, run_dir))
         with contextlib.closing(records), progress(config, run_dir.name) as show:
             try:
                 for record in records:
@@ -67,12 +68,16 @@ def train_in_terminal(config: TrainConfig, run_dir: Path, *, resume: bool) -> in
 
 
 def announcement(config: TrainConfig, run_dir: Path) -> str:
-    """Return the line that says what is going to be trained, and where it goes."""
+    """Return the line that says what is going to be trained, where, and from which step."""
+    if (run_dir / MANIFEST).is_file():
+        return f"{run_dir} is complete: no step is left to train"
     model = config.model
+    done = checkpoint_steps(run_dir)
+    from_step = f", going on from step {grouped(done[-1])}" if done else ""
     return (
         f"training {config.task} of length {config.length} into {run_dir}: "
         f"{model.n_layers} layers x {model.n_heads} heads, d_model {model.d_model}, "
-        f"{grouped(config.steps)} steps of {config.batch_size} sequences"
+        f"{grouped(config.steps)} steps of {config.batch_size} sequences{from_step}"
     )
 
 

@@ -1,6 +1,8 @@
 """`headlab app`: the studio, served to this machine only."""
 
 import contextlib
+import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ from apps.commands.arguments import fill_in
 from apps.console import remark, say_facts
 from apps.studio.launch import HOST, page_address, server_command
 from lab.config import require
-from lab.runs import open_run
+from lab.runs import open_run, runs_home
 
 FIRST_PORT = 8501
 PORTS_TO_TRY = 100
@@ -52,9 +54,24 @@ class AppForm:
 def run_app(arguments: list[str]) -> int:
     """Serve the app until Ctrl-C."""
     form = fill_in(AppForm, arguments, command="app")
-    if form.run is not None:
-        open_run(form.run)
-    return serve(free_port(form.port), form.run)
+    run = None if form.run is None else name_in_home(form.run)
+    return serve(free_port(form.port), run)
+
+
+def name_in_home(name: str) -> str:
+    """Return the name of a complete run of the home, which is where the app looks.
+
+    Raises:
+        ValueError: If there is no such run, or the folder stands elsewhere.
+    """
+    run = open_run(name)
+    folder = run.path.resolve()
+    if folder.parent != runs_home().resolve():
+        raise ValueError(
+            f"--run must be a run in {runs_home()}, got {name!r}; "
+            f"HEADLAB_HOME={shlex.quote(str(folder.parent))} makes its folder the home"
+        )
+    return folder.name
 
 
 def free_port(asked: int | None = None) -> int:
@@ -100,7 +117,8 @@ def serve(port: int, run: str | None) -> int:
     """
     remark("starting the app ...")
     # On stdout the server tells addresses too, and without the run.
-    server = subprocess.Popen(server_command(port, run), stdout=subprocess.DEVNULL)
+    quiet = {**os.environ, "STREAMLIT_LOGGER_LEVEL": "warning"}
+    server = subprocess.Popen(server_command(port, run), stdout=subprocess.DEVNULL, env=quiet)
     try:
         with sigterm_like_ctrl_c():
             wait_until_up(server, port)

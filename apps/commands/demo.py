@@ -11,7 +11,7 @@ from tyro.conf import arg
 from apps.commands.app import free_port, serve
 from apps.commands.arguments import Device, fill_in
 from apps.commands.report import REPORT, report_run
-from apps.console import remark, say, say_facts
+from apps.console import say, say_facts
 from apps.head_table import say_head_table
 from apps.terminal_training import train_in_terminal
 from lab.manifest import MANIFEST
@@ -61,8 +61,6 @@ def train_demo(run_dir: Path, device: str) -> int:
     half = (run_dir / CONFIG).is_file()
     config = open_run(run_dir, unfinished=True).config if half else get_preset(PRESET)
     config = dataclasses.replace(config, device=device)
-    if half:
-        remark(f"{run_dir.name} was stopped before its end: going on")
     return train_in_terminal(config, run_dir, resume=half)
 
 

@@ -1,7 +1,7 @@
 """`headlab generate`: a run's answer to symbols that a person typed."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -10,6 +10,9 @@ from apps.console import one_line, say_facts
 from apps.opened_run import open_for_measuring, parse_heads
 from lab.config import SampleConfig
 from lab.naming import head_label
+
+if TYPE_CHECKING:
+    from lab.gates import GateTensors, HeadGates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def run_generate(arguments: list[str]) -> int:
     prompt = task.prompt(form.prompt)
     n_prompt = prompt.shape[1]
     right = task.sequences(task.read(form.prompt)).tokens[0, n_prompt:].tolist()
-    answers = [("answer", None)]
+    answers: list[tuple[str, HeadGates | GateTensors | None]] = [("answer", None)]
     if heads:
         label = ",".join(head_label(layer, head) for layer, head in sorted(set(heads)))
         answers.append((f"without {label}", opened.ablation(heads)))

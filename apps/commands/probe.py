@@ -27,7 +27,8 @@ ABOUT = f"""Score every head of a run on every probe, and print one row a head.
   headlab probe reversal --probes sources previous --checkpoint 100 --out scores
 
 A score is the attention that a head puts on the probe's cells, the mean over the rows that the
-probe looks at: 0 none of it, 1 all of it. "by chance" is the score of a head that spreads evenly.
+probe looks at: 0 none of it, 1 all of it. The last line, chance, is what a head that spreads evenly
+would score.
 
 probes:
 {listed([(entry.name, entry.summary) for entry in PROBES])}

@@ -8,7 +8,16 @@ from pathlib import Path
 from apps.commands.arguments import fill_in
 from apps.console import grouped, in_bytes, one_line, say, say_table
 from lab.manifest import MANIFEST
-from lab.runs import CHECKPOINTS, CONFIG, Run, checkpoint_steps, list_runs, runs_home, step_name
+from lab.runs import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    Run,
+    checkpoint_steps,
+    list_runs,
+    runs_home,
+    step_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +65,8 @@ def row_of(run: Run) -> list[str]:
 
 def exact_match_text(run: Run) -> str:
     """Return the last exact-match that training measured."""
+    if METRICS not in run.files:  # as in a pruned model, which was not trained
+        return "-"
     try:
         found = [row["exact_match"] for row in run.metrics()]
     except ValueError as error:

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 
 from apps.commands.arguments import fill_in, listed
 from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
 from apps.terminal_training import train_in_terminal
-from lab.config import TrainConfig
+from lab.config import ModelConfig, TrainConfig
 from lab.naming import unknown_name
 from lab.presets import PRESETS, get_preset
-from lab.runs import Run, open_run, run_names, runs_home
+from lab.runs import Run, check_run_name, open_run, run_names, runs_home
 from lab.tasks.registry import TASKS
 
 ABOUT = f"""Train a model into a new run folder.
@@ -37,6 +37,17 @@ tasks (--task):
 --seed N seeds the data and the initial weights; with --model.seed, the weights have their own.
 --model.d-vocab and --model.n-ctx follow the task, unless you give them.
 """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class UncheckedModel(ModelConfig):
+    """The model to train."""
+
+    kept_heads: Suppress[tuple[tuple[int, ...], ...] | None] = None
+    """No flag: pruning sets it, never a person."""
+
+    def __post_init__(self) -> None:
+        """Check nothing: the parser would frame what a nested config says about its values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +93,7 @@ def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
     The defaults of the flags are those of the preset or the run that is named, so the arguments
     are read twice: once for the name, then with its defaults.
     """
-    blank = TrainForm(config=PRESETS[0].make())
+    blank = TrainForm(config=unchecked(PRESETS[0].make()))
     named = [a for a in arguments if a not in ("-h", "--help")]
     first = fill_in(TrainForm, named, command="train", default=blank)
     helped = len(named) < len(arguments)
@@ -98,8 +109,9 @@ def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
             "preset must be named, got none; try `headlab train reversal`, "
             "or `headlab train --resume RUN` to go on with a run"
         )
-    default = TrainForm(config=base)
+    default = TrainForm(config=unchecked(base))
     form = fill_in(TrainForm, arguments, command="train", default=default, description=ABOUT)
+    form = dataclasses.replace(form, config=checked(form.config))
     if form.resume is not None:
         for what, value in (("preset", form.preset), ("--name", form.name)):
             if value is not None:
@@ -111,7 +123,20 @@ def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
     config = with_one_seed(with_room_for_task(form.config, arguments), arguments)
     if form.name is None:
         run_dir = runs_home() / free_name(form.preset or "")
+    else:
+        check_run_name(form.name)
     return dataclasses.replace(form, config=config), run_dir
+
+
+def unchecked(config: TrainConfig) -> TrainConfig:
+    """Return a config for the parser to fill in."""
+    return dataclasses.replace(config, model=UncheckedModel(**dataclasses.asdict(config.model)))
+
+
+def checked(config: TrainConfig) -> TrainConfig:
+    """Return the config that the parser has filled in, or say what is wrong with it."""
+    model = ModelConfig(**dataclasses.asdict(config.model))
+    return dataclasses.replace(config, model=model)
 
 
 def run_to_resume(name: str) -> Run:
