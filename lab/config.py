@@ -14,7 +14,7 @@ from lab.naming import unknown_name
 SCHEMA_VERSION = 1
 """Version of the JSON files of a run folder; a newer one is refused, an older one upgraded."""
 
-Positions = Literal["standard", "sinusoidal", "rotary"]
+PositionalEmbedding = Literal["standard", "sinusoidal", "rotary", "none"]
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
 Precision = Literal["auto", "fp32", "bf16"]
 
@@ -74,10 +74,26 @@ class ModelConfig:
     """Hidden width of the MLP; None: 4 * d_model."""
     act_fn: Activation = "gelu"
     """Non-linearity of the MLP (gelu_new is the tanh approximation)."""
-    positional_embedding_type: Positions = "standard"
-    """standard (learned vectors), sinusoidal (fixed waves) or rotary (q and k are rotated)."""
+    positional_embedding_type: PositionalEmbedding = "standard"
+    """standard (learned vectors), sinusoidal (fixed waves), rotary (q and k turn) or none."""
     rotary_base: float = 10_000.0
     """Wavelength base of rotary positions."""
+    rotary_dim: int | None = None
+    """Dimensions of a head that rotary positions turn; None: all."""
+    attention_dir: Literal["causal", "bidirectional"] = "causal"
+    """Whether a position sees earlier ones only."""
+    n_key_value_heads: int | None = None
+    """Key and value heads, each shared by as many query heads; None: one for each query head."""
+    normalization_type: Literal["LN", "RMS"] | None = "LN"
+    """LN (LayerNorm), RMS (RMSNorm) or None: no normalisation."""
+    attn_only: bool = False
+    """Leave the MLPs out."""
+    gated_mlp: bool = False
+    """act(x W_gate) * (x W_in) in the MLP: with silu, SwiGLU."""
+    parallel_attn_mlp: bool = False
+    """Let attention and MLP of a block read the same stream, as in GPT-NeoX."""
+    d_vocab_out: int | None = None
+    """Number of outputs, when it is not d_vocab."""
     tie_word_embeddings: bool = False
     """Use the transposed embedding as the unembedding: one parameter for both."""
     eps: float = 1e-5
@@ -93,7 +109,7 @@ class ModelConfig:
         """Check every value, so that no broken configuration exists."""
         for name in ("n_layers", "n_heads", "d_model", "d_vocab", "n_ctx"):
             require_whole(name, getattr(self, name), 1)
-        for name in ("d_head", "d_mlp"):
+        for name in ("d_head", "d_mlp", "rotary_dim", "n_key_value_heads", "d_vocab_out"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1)
         require_seed(self.seed)
@@ -101,29 +117,54 @@ class ModelConfig:
         require_choice(
             "positional_embedding_type",
             self.positional_embedding_type,
-            ("standard", "sinusoidal", "rotary"),
+            ("standard", "sinusoidal", "rotary", "none"),
         )
         require_number("rotary_base", self.rotary_base, 1.0)
         require_number("eps", self.eps, 0.0)
         require_number("initializer_range", self.initializer_range, 0.0)
-        require(
-            isinstance(self.tie_word_embeddings, bool),
-            "tie_word_embeddings",
-            "true or false",
-            self.tie_word_embeddings,
-        )
+        for name in ("tie_word_embeddings", "attn_only", "gated_mlp", "parallel_attn_mlp"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), name, "true or false", value)
+        require_choice("attention_dir", self.attention_dir, ("causal", "bidirectional"))
+        if self.normalization_type is not None:
+            require_choice("normalization_type", self.normalization_type, ("LN", "RMS"))
+        self.check_sizes()
+        if self.kept_heads is not None:
+            check_kept_heads(self.kept_heads, self.n_layers, self.n_heads)
+
+    def check_sizes(self) -> None:
+        """Raise ValueError unless the sizes fit each other."""
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(
                 f"d_model must be a multiple of n_heads, got {self.d_model} and {self.n_heads}; "
                 "change one of them or give d_head"
             )
-        rotary = self.positional_embedding_type == "rotary"
-        if rotary and self.head_width % 2:
-            raise ValueError(f"d_head must be even for rotary positions, got {self.head_width}")
+        if self.rotary_width % 2 or self.rotary_width > self.head_width:
+            name = "d_head" if self.rotary_dim is None else "rotary_dim"
+            raise ValueError(
+                f"{name} must be even for rotary positions and at most d_head = {self.head_width}, "
+                f"got {self.rotary_width}"
+            )
+        if self.n_heads % self.kv_heads:
+            raise ValueError(
+                f"n_heads must be a multiple of n_key_value_heads, got {self.n_heads} and "
+                f"{self.kv_heads}"
+            )
+        if self.tie_word_embeddings and self.vocab_out != self.d_vocab:
+            raise ValueError(
+                f"d_vocab_out must be d_vocab = {self.d_vocab} with tied embeddings, "
+                f"got {self.vocab_out}"
+            )
         if self.positional_embedding_type == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
-        if self.kept_heads is not None:
-            check_kept_heads(self.kept_heads, self.n_layers, self.n_heads)
+
+    def kv_head(self, head: int) -> int:
+        """Return the key head that a query head reads."""
+        return head * self.kv_heads // self.n_heads
+
+    def kv_heads_of(self, layer: int) -> tuple[int, ...]:
+        """Return the original ids of a layer's key heads: those that a query head still reads."""
+        return tuple(sorted({self.kv_head(head) for head in self.heads_of(layer)}))
 
     def heads_of(self, layer: int) -> tuple[int, ...]:
         """Return the original ids of a layer's heads, in the order of its weights."""
@@ -133,6 +174,23 @@ class ModelConfig:
     def head_width(self) -> int:
         """d_head, or its default d_model // n_heads."""
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def kv_heads(self) -> int:
+        """n_key_value_heads, or its default n_heads."""
+        return self.n_heads if self.n_key_value_heads is None else self.n_key_value_heads
+
+    @property
+    def rotary_width(self) -> int:
+        """rotary_dim, or its default d_head; 0 without rotary positions."""
+        if self.positional_embedding_type != "rotary":
+            return 0
+        return self.head_width if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def vocab_out(self) -> int:
+        """d_vocab_out, or its default d_vocab."""
+        return self.d_vocab if self.d_vocab_out is None else self.d_vocab_out
 
     @property
     def mlp_width(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig, checked_fields, require, require_number, require_whole
 from lab.naming import head_label, unknown_name
+from lab.positions import Positions
 from lab.shapes import HeadVectors
 
 
@@ -66,36 +67,40 @@ class GateTensors:
         return GateTensors(g=self.g.to(**place), fill=fill)
 
     def apply(
-        self, layer: int, z: HeadVectors, first_pos: int, head_ids: tuple[int, ...]
+        self, layer: int, z: HeadVectors, positions: Positions, head_ids: tuple[int, ...]
     ) -> HeadVectors:
         """Return g * z + (1 - g) * fill for one layer.
 
         Args:
             layer: Which layer z belongs to.
             z: Its z before W_O.
-            first_pos: Position of z's first vector.
+            positions: Position of each vector of z.
             head_ids: Original ids of z's heads: fewer than g has in a pruned model.
         """
-        g = positions_from(self.g[layer], first_pos, z.shape[1]).unsqueeze(-1)
+        g = at_positions(self.g[layer], positions).unsqueeze(-1)
         fill = self.fill
         if fill is not None:
-            fill = positions_from(fill[layer], first_pos, z.shape[1])
+            fill = at_positions(fill[layer], positions)
         if len(head_ids) < g.shape[-2]:
             chosen = list(head_ids)
             g, fill = g[..., chosen, :], None if fill is None else fill[..., chosen, :]
         return g * z if fill is None else g * z + (1 - g) * fill
 
 
-def positions_from(values: Tensor, first_pos: int, n_pos: int) -> Tensor:
-    """Slice axis 1 to the positions of this call, unless it is broadcast."""
+def at_positions(values: Tensor, positions: Positions) -> Tensor:
+    """Take the values of these positions along axis 1, unless it is broadcast."""
     if values.shape[1] == 1:
         return values
-    if first_pos + n_pos > values.shape[1]:
+    last = int(positions.max())
+    if last >= values.shape[1]:
         raise ValueError(
             f"gates must cover every position, got {values.shape[1]} positions for a sequence of "
-            f"{first_pos + n_pos}; take a reference of the same length, or its mean over positions"
+            f"{last + 1}; take a reference of the same length, or its mean over positions"
         )
-    return values[:, first_pos : first_pos + n_pos]
+    if positions.ndim == 1:
+        return values[:, positions]
+    rows = torch.arange(len(positions), device=values.device).unsqueeze(1)
+    return values.expand(len(positions), *values.shape[1:])[rows, positions]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ TransformerLens's tools is in `lab.tl_surface`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from einops import rearrange, repeat
-from jaxtyping import Float, Int
+from einops import einsum, rearrange, repeat
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
@@ -21,18 +22,24 @@ from transformer_lens.hook_points import HookPoint
 from lab.attention import (
     AttentionReads,
     KeyValueCache,
+    Sight,
     attention_pattern,
     attention_scores,
     fused_attention,
     mix_values,
+    share_keys,
 )
 from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.gates import GateTensors, HeadGates
-from lab.shapes import HeadVectors, Logits, Resid, Tokens
-from lab.tl_surface import TransformerLensSurface
+from lab.positions import Positions, rotate, sinusoidal_positions, token_positions
+from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
+from lab.taps import listened, tap
+from lab.tl_surface import HookedGPTConfig, TransformerLensSurface
 
 AttentionPath = Literal["auto", "fused", "explicit"]
 Observer = Callable[[int, AttentionReads], None]
+PerHead = Float[Tensor, "batch pos head d_model"]
+"""The residual stream, forked: one copy for each head."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -42,15 +49,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def listened(*hooks: HookPoint) -> bool:
-    """Tell whether anybody listens on one of these hook points, forward or backward."""
-    return any(
-        hook._forward_hooks
-        or hook._forward_pre_hooks
-        or hook._backward_hooks
-        or hook._backward_pre_hooks
-        for hook in hooks
-    )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pass:
+    """What one forward pass tells every layer."""
+
+    positions: Positions
+    first_pos: int
+    sight: Sight
+    gates: GateTensors | None
+    observe: Observer | None
+    path: AttentionPath
+    kv_cache: KeyValueCache | None
 
 
 class Embed(nn.Module):
@@ -84,10 +93,12 @@ class PosEmbed(nn.Module):
         else:
             self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
 
-    def forward(self, tokens: Tokens, first_pos: int) -> Resid:
+    def forward(self, tokens: Tokens, positions: Positions) -> Resid:
         """Return a copy of the position vectors for every sequence of the batch."""
-        vectors = self.W_pos[first_pos : first_pos + tokens.shape[1]]
-        return repeat(vectors, "pos d_model -> batch pos d_model", batch=tokens.shape[0]).clone()
+        if positions.ndim == 2:
+            return self.W_pos[positions]
+        vectors = self.W_pos[positions[0] : positions[0] + len(positions)]
+        return repeat(vectors, "pos d_model -> batch pos d_model", batch=len(tokens)).clone()
 
 
 class LayerNorm(nn.Module):
@@ -105,11 +116,64 @@ class LayerNorm(nn.Module):
     def forward(self, residual: Resid) -> Resid:
         """Normalise over d_model."""
         if not listened(self.hook_scale, self.hook_normalized):
-            return F.layer_norm(residual, self.w.shape, self.w, self.b, self.eps)
+            return self.fused(residual)
         centred = residual - residual.mean(dim=-1, keepdim=True)
         variance = centred.pow(2).mean(dim=-1, keepdim=True)
-        scale = self.hook_scale((variance + self.eps).sqrt())
-        return self.hook_normalized(centred / scale) * self.w + self.b
+        scale = tap(self.hook_scale, (variance + self.eps).sqrt())
+        return tap(self.hook_normalized, centred / scale) * self.w + self.b
+
+    def fused(self, residual: Resid | PerHead) -> Tensor:
+        """Normalise in one kernel, past the hooks."""
+        return F.layer_norm(residual, self.w.shape, self.w, self.b, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """Divide each vector by its root mean square, then scale.
+
+    Source: Zhang and Sennrich 2019.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Start as the plain normalisation: w = 1."""
+        super().__init__()
+        self.eps = config.eps
+        self.w = nn.Parameter(torch.ones(config.d_model))
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, residual: Resid) -> Resid:
+        """Normalise over d_model."""
+        if not listened(self.hook_scale, self.hook_normalized):
+            return self.fused(residual)
+        mean_square = residual.pow(2).mean(dim=-1, keepdim=True)
+        scale = tap(self.hook_scale, (mean_square + self.eps).sqrt())
+        return tap(self.hook_normalized, residual / scale) * self.w
+
+    def fused(self, residual: Resid | PerHead) -> Tensor:
+        """Normalise in one kernel, past the hooks."""
+        return F.rms_norm(residual, self.w.shape, self.w, self.eps)
+
+
+class NoNorm(nn.Module):
+    """No normalisation: the residual stream as it is."""
+
+    def forward(self, residual: Resid) -> Resid:
+        """Return the residual stream."""
+        return residual
+
+    def fused(self, residual: Resid | PerHead) -> Tensor:
+        """Return the residual stream."""
+        return residual
+
+
+Norm = LayerNorm | RMSNorm | NoNorm
+NORMS: dict[str | None, type[LayerNorm] | type[RMSNorm]] = {"LN": LayerNorm, "RMS": RMSNorm}
+
+
+def make_norm(config: ModelConfig) -> Norm:
+    """Return the normalisation that a config asks for."""
+    kind = NORMS.get(config.normalization_type)
+    return NoNorm() if kind is None else kind(config)
 
 
 class Attention(nn.Module):
@@ -119,74 +183,98 @@ class Attention(nn.Module):
         """Make room for the weights of every head, in TransformerLens's shapes."""
         super().__init__()
         self.layer = layer
-        self.head_ids = config.heads_of(layer)
-        heads, width, d_head = len(self.head_ids), config.d_model, config.head_width
+        self.head_ids, self.kv_ids = config.heads_of(layer), config.kv_heads_of(layer)
+        self.kv_index = tuple(self.kv_ids.index(config.kv_head(head)) for head in self.head_ids)
+        heads, kv_heads = len(self.head_ids), len(self.kv_ids)
+        width, d_head = config.d_model, config.head_width
         self.scale = d_head**-0.5
         self.W_Q = nn.Parameter(torch.empty(heads, width, d_head))
-        self.W_K = nn.Parameter(torch.empty(heads, width, d_head))
-        self.W_V = nn.Parameter(torch.empty(heads, width, d_head))
+        self.W_K = nn.Parameter(torch.empty(kv_heads, width, d_head))
+        self.W_V = nn.Parameter(torch.empty(kv_heads, width, d_head))
         self.W_O = nn.Parameter(torch.empty(heads, d_head, width))
         self.b_Q = nn.Parameter(torch.zeros(heads, d_head))
-        self.b_K = nn.Parameter(torch.zeros(heads, d_head))
-        self.b_V = nn.Parameter(torch.zeros(heads, d_head))
+        self.b_K = nn.Parameter(torch.zeros(kv_heads, d_head))
+        self.b_V = nn.Parameter(torch.zeros(kv_heads, d_head))
         self.b_O = nn.Parameter(torch.zeros(width))
-        self.rotary_base = config.rotary_base
-        self.rotary = config.positional_embedding_type == "rotary"
+        self.rotary_base, self.rotary_width = config.rotary_base, config.rotary_width
+        self.hook_attn_in = HookPoint()
+        self.hook_q_input, self.hook_k_input, self.hook_v_input = (
+            HookPoint(),
+            HookPoint(),
+            HookPoint(),
+        )
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        if self.rotary:
+        if self.rotary_width:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
-        self.hook_z = HookPoint()
+        self.hook_z, self.hook_result = HookPoint(), HookPoint()
 
     def forward(
         self,
-        normalised: Resid,
-        *,
-        gates: GateTensors | None,
-        observe: Observer | None,
-        path: AttentionPath,
-        kv_cache: KeyValueCache | None,
+        q_in: Resid | PerHead,
+        k_in: Resid | PerHead,
+        v_in: Resid | PerHead,
+        run: Pass,
+        use_result: bool,
     ) -> Resid:
-        """Return what all heads together add to the residual stream."""
-        q = self.hook_q(project(normalised, self.W_Q, self.b_Q))
-        k = self.hook_k(project(normalised, self.W_K, self.b_K))
-        v = self.hook_v(project(normalised, self.W_V, self.b_V))
-        first_pos = 0 if kv_cache is None else kv_cache.length
-        if self.rotary:
-            q = self.hook_rot_q(rotate(q, first_pos, self.rotary_base))
-            k = self.hook_rot_k(rotate(k, first_pos, self.rotary_base))
-        if kv_cache is not None:
-            k, v = kv_cache.extend(self.layer, k, v)
-        if observe is not None:
-            observe(self.layer, AttentionReads(q, k, v, scale=self.scale))
-        z = self.attend(q, k, v, path)
-        if gates is not None:
-            z = gates.apply(self.layer, z, first_pos, self.head_ids)
-        z = self.hook_z(z)
+        """Return what all heads together add to the residual stream.
+
+        Args:
+            q_in: What the queries are made of: the normalised stream, or one of its own a head.
+            k_in: The same for the keys.
+            v_in: The same for the values.
+            run: What this forward pass tells every layer.
+            use_result: Compute what each head adds on its own, for hook_result.
+        """
+        q = tap(self.hook_q, project(q_in, self.W_Q, self.b_Q))
+        k = tap(self.hook_k, project(k_in, self.W_K, self.b_K))
+        v = tap(self.hook_v, project(v_in, self.W_V, self.b_V))
+        if self.rotary_width:
+            q = tap(self.hook_rot_q, self.rotated(q, run.positions))
+            k = tap(self.hook_rot_k, self.rotated(k, run.positions))
+        if run.kv_cache is not None:
+            k, v = run.kv_cache.extend(self.layer, k, v)
+        k, v = share_keys(k, self.kv_index), share_keys(v, self.kv_index)
+        if run.observe is not None:
+            run.observe(self.layer, AttentionReads(q, k, v, scale=self.scale, sight=run.sight))
+        z = self.attend(q, k, v, run)
+        if run.gates is not None:
+            z = run.gates.apply(self.layer, z, run.positions, self.head_ids)
+        z = tap(self.hook_z, z)
+        if use_result:
+            return tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
         W_O = rearrange(self.W_O, "head d_head d_model -> d_model (head d_head)")
-        return F.linear(
-            rearrange(z, "batch pos head d_head -> batch pos (head d_head)"), W_O, self.b_O
-        )
+        mixed = rearrange(z, "batch pos head d_head -> batch pos (head d_head)")
+        return F.linear(mixed, W_O, self.b_O)
+
+    def rotated(self, x: HeadVectors, positions: Positions) -> HeadVectors:
+        """Turn q or k by its position."""
+        return rotate(x, positions, self.rotary_base, self.rotary_width)
+
+    def head_results(self, z: HeadVectors) -> PerHead:
+        """Return what each head adds to the residual stream."""
+        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+        return einsum(z, self.W_O, pattern)
 
     def attend(
         self,
         q: HeadVectors,
         k: Float[Tensor, "batch key_pos head d_head"],
         v: Float[Tensor, "batch key_pos head d_head"],
-        path: AttentionPath,
+        run: Pass,
     ) -> HeadVectors:
         """Mix the values, through the matrix if somebody wants to see it."""
         seen = listened(self.hook_attn_scores, self.hook_pattern)
-        if path == "fused" and seen:
+        if run.path == "fused" and seen:
             raise ValueError(
                 "attention='fused' never builds the scores and the pattern, "
                 f"but hooks listen on them in layer {self.layer}; use attention='auto'"
             )
-        if path != "explicit" and not seen:
-            return fused_attention(q, k, v, scale=self.scale)
-        scores = self.hook_attn_scores(attention_scores(q, k, scale=self.scale))
-        pattern = self.hook_pattern(attention_pattern(scores))
-        return mix_values(pattern, v)
+        if run.path != "explicit" and not seen:
+            return fused_attention(q, k, v, scale=self.scale, sight=run.sight)
+        scores = attention_scores(q, k, scale=self.scale, sight=run.sight)
+        pattern = attention_pattern(tap(self.hook_attn_scores, scores))
+        return mix_values(tap(self.hook_pattern, pattern), v)
 
 
 class MLP(nn.Module):
@@ -204,8 +292,35 @@ class MLP(nn.Module):
 
     def forward(self, normalised: Resid) -> Resid:
         """Return what the MLP adds to the residual stream."""
-        pre = self.hook_pre(F.linear(normalised, self.W_in.T, self.b_in))
-        post = self.hook_post(self.act(pre))
+        pre = tap(self.hook_pre, F.linear(normalised, self.W_in.T, self.b_in))
+        post = tap(self.hook_post, self.act(pre))
+        return F.linear(post, self.W_out.T, self.b_out)
+
+
+class GatedMLP(nn.Module):
+    """An MLP whose hidden units are multiplied by a gate: act(x W_gate) * (x W_in).
+
+    Source: Shazeer 2020 (with silu: SwiGLU). hook_pre is the gate before the non-linearity,
+    hook_pre_linear what it multiplies, as in TransformerLens.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make room for the weights."""
+        super().__init__()
+        self.act = ACTIVATIONS[config.act_fn]
+        self.W_gate = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
+        self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
+        self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
+        self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
+        self.b_out = nn.Parameter(torch.zeros(config.d_model))
+        self.hook_pre, self.hook_pre_linear = HookPoint(), HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, normalised: Resid) -> Resid:
+        """Return what the MLP adds to the residual stream."""
+        gate = tap(self.hook_pre, F.linear(normalised, self.W_gate.T))
+        linear = tap(self.hook_pre_linear, F.linear(normalised, self.W_in.T))
+        post = tap(self.hook_post, self.act(gate) * linear + self.b_in)
         return F.linear(post, self.W_out.T, self.b_out)
 
 
@@ -215,33 +330,80 @@ class Block(nn.Module):
     hook_out_is_single_residual_stream = True
     """What TransformerLens's logit lens asks of a block."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        """Build the two halves of the layer."""
+    def __init__(self, config: ModelConfig, cfg: HookedGPTConfig, layer: int) -> None:
+        """Build the two halves of the layer, or only the first in an attention-only model."""
         super().__init__()
-        self.ln1 = LayerNorm(config)
+        self.cfg = cfg
+        self.attn_only, self.parallel = config.attn_only, config.parallel_attn_mlp
+        self.ln1 = make_norm(config)
         self.attn = Attention(config, layer)
-        self.ln2 = LayerNorm(config)
-        self.mlp = MLP(config)
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
-        self.hook_resid_mid, self.hook_mlp_out = HookPoint(), HookPoint()
         self.hook_resid_post = HookPoint()
+        if self.attn_only:
+            return
+        self.ln2 = make_norm(config)
+        self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
+        self.hook_mlp_in, self.hook_mlp_out = HookPoint(), HookPoint()
+        if not self.parallel:
+            self.hook_resid_mid = HookPoint()
 
-    def forward(
-        self,
-        residual: Resid,
-        *,
-        gates: GateTensors | None = None,
-        observe: Observer | None = None,
-        path: AttentionPath = "auto",
-        kv_cache: KeyValueCache | None = None,
-    ) -> Resid:
+    def forward(self, residual: Resid, run: Pass) -> Resid:
         """Return the residual stream after this layer."""
-        residual = self.hook_resid_pre(residual)
-        attn_out = self.attn(
-            self.ln1(residual), gates=gates, observe=observe, path=path, kv_cache=kv_cache
-        )
-        residual = self.hook_resid_mid(residual + self.hook_attn_out(attn_out))
-        return self.hook_resid_post(residual + self.hook_mlp_out(self.mlp(self.ln2(residual))))
+        residual = tap(self.hook_resid_pre, residual)
+        attn_out = tap(self.hook_attn_out, self.attn_out(residual, run))
+        if self.attn_only:
+            return tap(self.hook_resid_post, residual + attn_out)
+        if self.parallel:
+            return tap(self.hook_resid_post, residual + attn_out + self.mlp_out(residual))
+        residual = tap(self.hook_resid_mid, residual + attn_out)
+        return tap(self.hook_resid_post, residual + self.mlp_out(residual))
+
+    def attn_out(self, residual: Resid, run: Pass) -> Resid:
+        """Return what the heads add."""
+        attn = self.attn
+        use_result = self.cfg.use_attn_result or listened(attn.hook_result)
+        forked = listened(attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
+        if not (forked or self.cfg.use_split_qkv_input):
+            forked = self.cfg.use_attn_in or listened(attn.hook_attn_in)
+        else:
+            forked = True
+        normalised = self.ln1(residual)
+        if not forked:
+            return attn(normalised, normalised, normalised, run, use_result)
+        return attn(*self.forks(residual, normalised), run, use_result)
+
+    def forks(self, residual: Resid, normalised: Resid) -> tuple[PerHead, PerHead, PerHead]:
+        """Return what q, k and v of each head are made of, after the hooks on their inputs.
+
+        The hooks get copies of the stream before ln1, one for each head. Copies are normalised past
+        ln1's own hooks, which have fired once on the stream; what those changed is added.
+        """
+        attn = self.attn
+        queries, keys = len(attn.head_ids), len(attn.kv_ids)
+        if self.cfg.use_attn_in or listened(attn.hook_attn_in):
+            if queries != keys:
+                raise ValueError(
+                    "hook_attn_in needs a key head for each query head, got grouped-query "
+                    f"attention with {keys} for {queries}; use hook_q_input and its fellows"
+                )
+            shared = tap(attn.hook_attn_in, fork(residual, queries))
+            copies = (shared, shared.clone(), shared.clone())
+        else:
+            copies = (fork(residual, queries), fork(residual, keys), fork(residual, keys))
+        if self.cfg.use_split_qkv_input or listened(
+            attn.hook_q_input, attn.hook_k_input, attn.hook_v_input
+        ):
+            hooks = (attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
+            copies = tuple(tap(hook, copy) for hook, copy in zip(hooks, copies, strict=True))
+        edited = rearrange(normalised - self.ln1.fused(residual), "b pos d -> b pos 1 d")
+        q_in, k_in, v_in = (self.ln1.fused(copy) + edited for copy in copies)
+        return q_in, k_in, v_in
+
+    def mlp_out(self, residual: Resid) -> Resid:
+        """Return what the MLP adds."""
+        if self.cfg.use_hook_mlp_in or listened(self.hook_mlp_in):
+            residual = tap(self.hook_mlp_in, residual.clone())
+        return tap(self.hook_mlp_out, self.mlp(self.ln2(residual)))
 
 
 class Unembed(nn.Module):
@@ -250,8 +412,8 @@ class Unembed(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Make room for one column a token id."""
         super().__init__()
-        self.W_U = nn.Parameter(torch.empty(config.d_model, config.d_vocab))
-        self.b_U = nn.Parameter(torch.zeros(config.d_vocab))
+        self.W_U = nn.Parameter(torch.empty(config.d_model, config.vocab_out))
+        self.b_U = nn.Parameter(torch.zeros(config.vocab_out))
 
     def forward(self, normalised: Resid) -> Logits:
         """Score every token id at every position."""
@@ -293,12 +455,14 @@ class HookedGPT(TransformerLensSurface):
         super().__init__(config)
         self.embed = Embed(config)
         self.hook_embed = HookPoint()
-        self.adds_positions = config.positional_embedding_type != "rotary"
+        self.adds_positions = config.positional_embedding_type in ("standard", "sinusoidal")
         if self.adds_positions:
             self.pos_embed = PosEmbed(config)
             self.hook_pos_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-        self.ln_final = LayerNorm(config)
+        self.blocks = nn.ModuleList(
+            Block(config, self.cfg, layer) for layer in range(config.n_layers)
+        )
+        self.ln_final = make_norm(config)
         if config.tie_word_embeddings:
             self.unembed = TiedUnembed(config, self.embed)
             self.register_load_state_dict_pre_hook(check_tied_weight)
@@ -324,6 +488,7 @@ class HookedGPT(TransformerLensSurface):
         gates: HeadGates | GateTensors | None = None,
         observe: Observer | None = None,
         attention: AttentionPath = "auto",
+        attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
         kv_cache: KeyValueCache | None = None,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
@@ -340,6 +505,8 @@ class HookedGPT(TransformerLensSurface):
             observe: Called once a layer, in order, with (layer, AttentionReads).
             attention: "auto" builds scores and pattern only in layers where a hook listens on them;
                 "explicit" always; "fused" never, and refuses such hooks.
+            attention_mask: True (or 1) at real tokens, False at padding, which may stand on the
+                left, on the right or both. Padding is seen by nobody and shifts no position.
             kv_cache: Holds the positions computed before; input then holds the new ones only.
             start_at_layer: First layer to run; negative counts from the end.
             stop_at_layer: Stop before this layer and return the residual stream there.
@@ -362,13 +529,23 @@ class HookedGPT(TransformerLensSurface):
             gates = gates.tensors(self)
         if gates is not None:
             gates = gates.like(self.W_E)
-
-        residual = self.embed_input(input, kv_cache) if start_at_layer is None else input
-        layers = range(self.cfg.n_layers)[start_at_layer:stop_at_layer]
-        for layer in layers:
-            residual = self.blocks[layer](
-                residual, gates=gates, observe=observe, path=attention, kv_cache=kv_cache
-            )
+        batch, n_pos = input.shape[:2]
+        real = None if attention_mask is None else attention_mask.bool()
+        first_pos = 0 if kv_cache is None else kv_cache.length
+        if kv_cache is not None:
+            real = kv_cache.extend_mask(real, batch, n_pos)
+        run = Pass(
+            positions=token_positions(real, first_pos, n_pos, input.device),
+            first_pos=first_pos,
+            sight=Sight(causal=self.config.attention_dir == "causal", real=real),
+            gates=gates,
+            observe=observe,
+            path=attention,
+            kv_cache=kv_cache,
+        )
+        residual = self.embed_input(input, run) if start_at_layer is None else input
+        for layer in range(self.cfg.n_layers)[start_at_layer:stop_at_layer]:
+            residual = self.blocks[layer](residual, run)
         if kv_cache is not None:
             kv_cache.length += input.shape[1]
         if stop_at_layer is not None:
@@ -381,20 +558,19 @@ class HookedGPT(TransformerLensSurface):
         targets = tokens if tokens is not None else input
         if targets.ndim != 2:
             raise ValueError("a loss with start_at_layer needs tokens=, got none")
-        loss = next_token_loss(logits, targets, loss_per_token)
+        loss = next_token_loss(logits, targets, real, loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
 
-    def embed_input(self, tokens: Tokens, kv_cache: KeyValueCache | None) -> Resid:
+    def embed_input(self, tokens: Tokens, run: Pass) -> Resid:
         """Return the residual stream before the first layer."""
-        first_pos = 0 if kv_cache is None else kv_cache.length
-        n_pos = first_pos + tokens.shape[1]
-        if not 0 < n_pos <= self.cfg.n_ctx:
+        n_pos = run.first_pos + tokens.shape[1]
+        if not (tokens.shape[1] and n_pos <= self.cfg.n_ctx):
             raise ValueError(
                 f"a sequence must have 1 to n_ctx = {self.cfg.n_ctx} tokens, got {n_pos}"
             )
-        residual = self.hook_embed(self.embed(tokens))
+        residual = tap(self.hook_embed, self.embed(tokens))
         if self.adds_positions:
-            residual = residual + self.hook_pos_embed(self.pos_embed(tokens, first_pos))
+            residual = residual + tap(self.hook_pos_embed, self.pos_embed(tokens, run.positions))
         return residual
 
     def generate(
@@ -427,53 +603,46 @@ class HookedGPT(TransformerLensSurface):
         return load_model(path, device=device, step=step)
 
 
+def fork(residual: Resid, heads: int) -> PerHead:
+    """Return a copy of the residual stream for each head."""
+    return repeat(residual, "batch pos d_model -> batch pos head d_model", head=heads).clone()
+
+
 def project(
-    normalised: Resid,
+    normalised: Resid | PerHead,
     weight: Float[Tensor, "head d_model d_head"],
     bias: Float[Tensor, "head d_head"],
 ) -> HeadVectors:
     """Return one vector for each position and head, from one matrix product for all heads."""
+    if normalised.ndim == 4:
+        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
+        return einsum(normalised, weight, pattern) + bias
     flat = rearrange(weight, "head d_model d_head -> (head d_head) d_model")
     vectors = F.linear(normalised, flat, bias.flatten())
     d_head = weight.shape[-1]  # rather than the number of heads, which may be 0
     return rearrange(vectors, "batch pos (head d_head) -> batch pos head d_head", d_head=d_head)
 
 
-def rotate(x: HeadVectors, first_pos: int, base: float) -> HeadVectors:
-    """Turn dimension pairs (i, i + d_head/2) by position * base^(-2i / d_head).
+def next_token_loss(
+    logits: Logits,
+    tokens: Tokens,
+    real: Bool[Tensor, "batch pos"] | None = None,
+    per_token: bool = False,
+) -> Tensor:
+    """Return the mean of -ln p(next token), or [batch, pos - 1] of it, in nats.
 
-    Source: Su et al. 2021 (RoPE), in the half-split order of GPT-NeoX and Llama.
+    Where a token or its next one is padding the loss is 0 and does not count.
     """
-    half = x.shape[-1] // 2
-    frequencies = base ** -(torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    positions = torch.arange(
-        first_pos, first_pos + x.shape[1], device=x.device, dtype=torch.float64
-    )
-    angles = torch.outer(positions, frequencies).unsqueeze(1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def sinusoidal_positions(n_ctx: int, d_model: int) -> Float[Tensor, "pos d_model"]:
-    """Return sin(pos / 10000^(2i / d_model)) at 2i and the cosine at 2i + 1.
-
-    Source: Vaswani et al. 2017, section 3.5.
-    """
-    even = torch.arange(0, d_model, 2, dtype=torch.float64)
-    angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), 10_000.0 ** -(even / d_model))
-    waves = torch.stack([angles.sin(), angles.cos()], dim=-1)
-    return rearrange(waves, "pos pair two -> pos (pair two)")
-
-
-def next_token_loss(logits: Logits, tokens: Tokens, per_token: bool = False) -> Tensor:
-    """Return the mean of -ln p(next token), or [batch, pos - 1] of it, in nats."""
     losses = F.cross_entropy(
         rearrange(logits[:, :-1], "batch pos d_vocab -> batch d_vocab pos"),
         tokens[:, 1:],
         reduction="none",
     )
-    return losses if per_token else losses.mean()
+    if real is None:
+        return losses if per_token else losses.mean()
+    counts = real[:, 1:] & real[:, :-1]
+    losses = losses.masked_fill(~counts, 0.0)
+    return losses if per_token else losses.sum() / counts.sum()
 
 
 def write_tied_weight(

@@ -32,6 +32,11 @@ class HookedGPTConfig(TransformerLensConfig):
     d_vocab_out: int = -1
     use_attn_in: bool = False
     use_hook_mlp_in: bool = False
+    attention_dir: str = "causal"
+    parallel_attn_mlp: bool = False
+    rotary_dim: int | None = None
+    rotary_base: float = 10_000.0
+    tie_word_embeddings: bool = False
     seed: int = 0
     init_mode: str = "gpt2"
     initializer_range: float = 0.02
@@ -47,16 +52,41 @@ class HookedGPTConfig(TransformerLensConfig):
             n_heads=config.n_heads,
             d_mlp=config.mlp_width,
             d_vocab=config.d_vocab,
-            d_vocab_out=config.d_vocab,
+            d_vocab_out=config.vocab_out,
             device="cpu",
             default_prepend_bos=False,
             positional_embedding_type=config.positional_embedding_type,
             act_fn=config.act_fn,
-            normalization_type="LN",
+            normalization_type=config.normalization_type,
+            uses_rms_norm=config.normalization_type == "RMS",
+            final_rms=config.normalization_type == "RMS",
+            n_key_value_heads=config.n_key_value_heads,
+            attn_only=config.attn_only,
+            gated_mlp=config.gated_mlp,
+            attention_dir=config.attention_dir,
+            parallel_attn_mlp=config.parallel_attn_mlp,
+            rotary_dim=config.rotary_width or None,
+            rotary_base=config.rotary_base,
+            tie_word_embeddings=config.tie_word_embeddings,
             eps=config.eps,
             seed=config.seed,
             initializer_range=config.initializer_range,
         )
+
+
+FLAGGED_HOOKS = {
+    "hook_result": "use_attn_result",
+    "hook_q_input": "use_split_qkv_input",
+    "hook_k_input": "use_split_qkv_input",
+    "hook_v_input": "use_split_qkv_input",
+    "hook_attn_in": "use_attn_in",
+    "hook_mlp_in": "use_hook_mlp_in",
+}
+"""Hooks on what a forward pass computes only on request, and the cfg flag that asks for it.
+
+A hook that somebody puts on one of them by name asks for it too; a filter that merely matches it
+(caching everything, say) does not.
+"""
 
 
 class PrunedGPTConfig(HookedGPTConfig):
@@ -169,10 +199,48 @@ class TransformerLensSurface(HookedRootModule, ABC):
             for name in asked:
                 if name not in self.hook_dict:
                     raise KeyError(unknown_name("hook", name, self.hook_dict))
-        elif asked is not None and not any(asked(name) for name in self.hook_dict):
-            raise KeyError("names_filter must match a hook, got a predicate that is false for each")
-        cache, fwd, bwd = super().get_caching_hooks(names_filter, *args, **kwargs)
+        else:
+            asked = [
+                name
+                for name in self.hook_dict
+                if self.computed(name) and (names_filter is None or names_filter(name))
+            ]
+            if not asked:
+                raise KeyError(
+                    "names_filter must match a hook, got a predicate that is false for each"
+                )
+        cache, fwd, bwd = super().get_caching_hooks(asked, *args, **kwargs)
         return cache, [(n, copying(f)) for n, f in fwd], [(n, copying(f)) for n, f in bwd]
+
+    def computed(self, hook_name: str) -> bool:
+        """Tell whether a forward pass computes what a hook stands on without being asked."""
+        flag = FLAGGED_HOOKS.get(hook_name.rpartition(".")[2])
+        return flag is None or bool(getattr(self.cfg, flag))
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Compute what each head adds on its own, for attn.hook_result."""
+        self.cfg.use_attn_result = use_attn_result
+
+    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
+        """Fork the stream before ln1 for q, k and v of each head: attn.hook_q_input and fellows."""
+        self.cfg.use_split_qkv_input = use_split_qkv_input
+
+    def set_use_attn_in(self, use_attn_in: bool) -> None:
+        """Fork the stream before ln1 for each head, for attn.hook_attn_in.
+
+        Raises:
+            ValueError: Query heads share key heads, so no fork belongs to one head alone.
+        """
+        if use_attn_in and self.config.kv_heads != self.config.n_heads:
+            raise ValueError(
+                "use_attn_in must be off in grouped-query attention, whose heads share keys; "
+                "use set_use_split_qkv_input"
+            )
+        self.cfg.use_attn_in = use_attn_in
+
+    def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
+        """Give the stream before ln2 a hook of its own: hook_mlp_in."""
+        self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     # Weights by TransformerLens's names -----------------------------------------------------------
 
@@ -212,12 +280,12 @@ class TransformerLensSurface(HookedRootModule, ABC):
         return self._stack("attn", "W_Q")
 
     @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+    def W_K(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
         """The key weights of every head."""
         return self._stack("attn", "W_K")
 
     @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+    def W_V(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
         """The value weights of every head."""
         return self._stack("attn", "W_V")
 
@@ -232,12 +300,12 @@ class TransformerLensSurface(HookedRootModule, ABC):
         return self._stack("attn", "b_Q")
 
     @property
-    def b_K(self) -> Float[Tensor, "layer head d_head"]:
+    def b_K(self) -> Float[Tensor, "layer kv_head d_head"]:
         """The key biases."""
         return self._stack("attn", "b_K")
 
     @property
-    def b_V(self) -> Float[Tensor, "layer head d_head"]:
+    def b_V(self) -> Float[Tensor, "layer kv_head d_head"]:
         """The value biases."""
         return self._stack("attn", "b_V")
 
@@ -266,15 +334,19 @@ class TransformerLensSurface(HookedRootModule, ABC):
         """The MLPs' output biases."""
         return self._stack("mlp", "b_out")
 
+    def shared(self, of_key_heads: Tensor) -> Tensor:
+        """Repeat stacked key or value heads for each query head that reads them."""
+        return of_key_heads.repeat_interleave(self.config.n_heads // self.config.kv_heads, dim=1)
+
     @property
     def QK(self) -> FactoredMatrix:
-        """W_Q W_K^T of every head, logically [layer, head, d_model, d_model]."""
-        return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
+        """W_Q W_K^T of every query head, logically [layer, head, d_model, d_model]."""
+        return FactoredMatrix(self.W_Q, self.shared(self.W_K).transpose(-2, -1))
 
     @property
     def OV(self) -> FactoredMatrix:
         """W_V W_O of every head, logically [layer, head, d_model, d_model]."""
-        return FactoredMatrix(self.W_V, self.W_O)
+        return FactoredMatrix(self.shared(self.W_V), self.W_O)
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
@@ -291,7 +363,7 @@ class TransformerLensSurface(HookedRootModule, ABC):
         total = torch.zeros_like(self.b_O[0])
         for block in self.blocks[:layer]:
             total = total + block.attn.b_O
-            if include_mlp_biases:
+            if include_mlp_biases and not self.config.attn_only:
                 total = total + block.mlp.b_out
         return total + self.blocks[layer].attn.b_O if mlp_input else total
 

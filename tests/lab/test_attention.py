@@ -10,6 +10,7 @@ from torch import Tensor
 from lab.attention import (
     AttentionReads,
     KeyValueCache,
+    Sight,
     attention_pattern,
     attention_scores,
     flash_rows_on_cpu,
@@ -28,10 +29,12 @@ def one_head(rows: list[list[float]]) -> Tensor:
 
 def worked(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return pattern, output and row entropies of one head, along both paths."""
-    pattern = attention_pattern(attention_scores(q, k, scale=SQRT_HALF, causal=causal))
+    pattern = attention_pattern(attention_scores(q, k, scale=SQRT_HALF, sight=Sight(causal=causal)))
     out = mix_values(pattern, v)
-    torch.testing.assert_close(fused_attention(q, k, v, scale=SQRT_HALF, causal=causal), out)
-    entropy = AttentionReads(q, k, v, scale=SQRT_HALF, causal=causal).entropy()
+    torch.testing.assert_close(
+        fused_attention(q, k, v, scale=SQRT_HALF, sight=Sight(causal=causal)), out
+    )
+    entropy = AttentionReads(q, k, v, scale=SQRT_HALF, sight=Sight(causal=causal)).entropy()
     return pattern[0, 0], out[0, :, 0], entropy[0, 0]
 
 
@@ -143,13 +146,15 @@ def test_fused_equals_explicit_equals_loops(
     n_query: int, n_key: int, causal: bool, dtype: torch.dtype
 ) -> None:
     q, k, v = random_qkv(n_query, n_key, dtype=dtype)
-    pattern = attention_pattern(attention_scores(q, k, scale=0.3, causal=causal))
+    pattern = attention_pattern(attention_scores(q, k, scale=0.3, sight=Sight(causal=causal)))
     expected = naive_matrix(q, k, 0.3, causal=causal)
     exact = {"atol": TOLERANCES[dtype], "rtol": 0}
     torch.testing.assert_close(pattern.double(), expected, **exact)
     z = mix_values(pattern, v)
     torch.testing.assert_close(z.double(), mix_values(expected, v.double()), **exact)
-    torch.testing.assert_close(fused_attention(q, k, v, scale=0.3, causal=causal), z, **exact)
+    torch.testing.assert_close(
+        fused_attention(q, k, v, scale=0.3, sight=Sight(causal=causal)), z, **exact
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -163,11 +168,13 @@ class TestReads:
         self, n_query: int, n_key: int, causal: bool, spread: float, dtype: torch.dtype
     ) -> None:
         q, k, v = random_qkv(n_query, n_key, spread=spread, dtype=dtype)
-        plain = AttentionReads(q, k, v, scale=8**-0.5, causal=causal)
+        plain = AttentionReads(q, k, v, scale=8**-0.5, sight=Sight(causal=causal))
         for reads, first_key in ((plain, 0), (plain.sink_free(), 1)):
             matrix = naive_matrix(q, k, 8**-0.5, causal=causal, first_key=first_key)
             largest = (
-                attention_scores(q.double(), k.double(), scale=8**-0.5, causal=False).abs().max()
+                attention_scores(q.double(), k.double(), scale=8**-0.5, sight=Sight(causal=False))
+                .abs()
+                .max()
             )
             exact = {
                 "atol": TOLERANCES[dtype] * max(1.0, largest.item()),
@@ -220,7 +227,9 @@ class TestReadsAtTheEdges:
     def test_tiled_rows_equal_the_kernel(self, causal: bool) -> None:
         q, k, _ = random_qkv(40, 40)
         for got, expected in zip(
-            tiled_rows(q, k, 0.3, causal, rows=7), flash_rows_on_cpu(q, k, 0.3, causal), strict=True
+            tiled_rows(q, k, 0.3, Sight(causal=causal), rows=7),
+            flash_rows_on_cpu(q, k, 0.3, causal),
+            strict=True,
         ):
             torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
 

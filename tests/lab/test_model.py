@@ -7,7 +7,9 @@ from torch.nn import functional as F
 
 from lab.attention import AttentionReads, KeyValueCache
 from lab.config import ModelConfig
-from lab.model import HookedGPT, rotate, sinusoidal_positions
+from lab.model import HookedGPT
+from lab.positions import rotate, sinusoidal_positions
+from lab.tl_surface import FLAGGED_HOOKS
 
 POSITIONS = ["standard", "sinusoidal", "rotary"]
 
@@ -127,10 +129,15 @@ class TestPaths:
         for name in model.hook_dict:
             if "ln" in name:
                 continue  # a hook there leaves the fused norm, see the next test
+            flag = FLAGGED_HOOKS.get(name.rpartition(".")[2])
+            if flag is not None:
+                setattr(model.cfg, flag, True)
             got = model.run_with_hooks(
                 some_tokens(), attention="explicit", fwd_hooks=[(name, lambda x, hook: x.clone())]
             )
             assert torch.equal(got, model(some_tokens(), attention="explicit")), name
+            if flag is not None:
+                setattr(model.cfg, flag, False)
 
     def test_step_by_step_norm_equals_the_fused_one(self, model: HookedGPT) -> None:
         model = model.double()
@@ -262,8 +269,13 @@ class TestPositions:
     def test_rotary_scores_depend_on_the_offset_only(self) -> None:
         generator = torch.Generator().manual_seed(0)
         q, k = (torch.randn(1, 5, 2, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+        steps = torch.arange(5)
         scores = [
-            torch.einsum("bqhd,bkhd->bhqk", rotate(q, start, 1e4), rotate(k, start, 1e4))
+            torch.einsum(
+                "bqhd,bkhd->bhqk",
+                rotate(q, start + steps, 1e4, 8),
+                rotate(k, start + steps, 1e4, 8),
+            )
             for start in (0, 1000)
         ]
         torch.testing.assert_close(scores[0], scores[1], atol=1e-9, rtol=0)
@@ -287,7 +299,7 @@ class TestPositions:
             torch.arange(3.0).double() / 3
         )
         turned = as_complex * torch.polar(torch.ones_like(angle), angle)
-        got = rotate(x, 0, 100.0)
+        got = rotate(x, torch.arange(4), 100.0, 6)
         torch.testing.assert_close(torch.complex(got[..., :3], got[..., 3:]), turned)
 
 

@@ -1,0 +1,60 @@
+"""Where a token stands: sinusoidal waves, rotary turns, and positions under padding."""
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lab.shapes import HeadVectors
+
+Positions = Int[Tensor, " pos"] | Int[Tensor, "batch pos"]
+"""Positions of the tokens of this call: the same for all sequences, or a row for each."""
+
+
+def token_positions(
+    mask: Bool[Tensor, "batch key_pos"] | None,
+    first_pos: int,
+    n_pos: int,
+    device: torch.device,
+) -> Positions:
+    """Return the position of each token: its place, not counting padding before it.
+
+    Args:
+        mask: True at real tokens, over all positions so far; None: no padding.
+        first_pos: Positions that were computed before this call.
+        n_pos: Tokens of this call.
+        device: Where the result goes.
+    """
+    if mask is None:
+        return torch.arange(first_pos, first_pos + n_pos, device=device)
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)[:, first_pos:]
+
+
+def sinusoidal_positions(n_ctx: int, d_model: int) -> Float[Tensor, "pos d_model"]:
+    """Return sin(pos / 10000^(2i / d_model)) at 2i and the cosine at 2i + 1.
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+    even = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), 10_000.0 ** -(even / d_model))
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-1)
+    return rearrange(waves, "pos pair two -> pos (pair two)")
+
+
+def rotate(x: HeadVectors, positions: Positions, base: float, width: int) -> HeadVectors:
+    """Turn dimension pairs (i, i + width/2) by position * base^(-2i / width); leave the rest.
+
+    Source: Su et al. 2021 (RoPE), in the half-split order of GPT-NeoX and Llama.
+
+    Args:
+        x: q or k.
+        positions: The position of each token.
+        base: Wavelength base.
+        width: Dimensions that are turned, from the first; the others pass by.
+    """
+    half = width // 2
+    exponents = torch.arange(half, device=x.device, dtype=torch.float64) / half
+    angles = (positions.double().unsqueeze(-1) * base**-exponents).unsqueeze(-2)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second, rest = x[..., :half], x[..., half:width], x[..., width:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

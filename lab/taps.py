@@ -1,0 +1,26 @@
+"""Passing an activation through a hook point, at no cost when nobody listens."""
+
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+
+def listened(*hooks: HookPoint) -> bool:
+    """Tell whether anybody listens on one of these hook points, forward or backward.
+
+    TransformerLens's own lists come first: testing them makes torch.compile guard on them, so that
+    a hook added to a compiled model is not ignored. The others hold plain torch hooks.
+    """
+    return any(
+        hook.fwd_hooks
+        or hook.bwd_hooks
+        or hook._forward_hooks
+        or hook._forward_pre_hooks
+        or hook._backward_hooks
+        or hook._backward_pre_hooks
+        for hook in hooks
+    )
+
+
+def tap(hook: HookPoint, x: Tensor) -> Tensor:
+    """Return what the listeners of a hook point make of x."""
+    return hook(x) if listened(hook) else x
