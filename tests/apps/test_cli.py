@@ -57,7 +57,7 @@ def test_version(headlab: Headlab) -> None:
 
 LIGHT = """
 import contextlib, io, sys
-from apps.cli import COMMANDS
+from apps.cli import COMMANDS, main
 with contextlib.redirect_stdout(io.StringIO()):
     codes = [main([entry.name, "--help"]) for entry in COMMANDS] + [main(["runs"])]
 heavy = {"torch", "pandas", "streamlit", "transformers", "transformer_lens", "matplotlib", "numpy"}
