@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from lab.naming import quoted, unknown_name
 
@@ -36,7 +36,7 @@ def require(holds: bool, what: str, rule: str, got: object) -> None:
         raise ValueError(f"{what} must be {rule}, got {quoted(got)}")
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Tell whether a value is a whole number; True and 1.0 are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -122,7 +122,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         raise damaged(path, "a header that is not JSON") from error
     try:
         entries, end = described_tensors(path, header)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise damaged(path, "a header that is not one") from error
     if end != size - 8 - length:
         raise damaged(path, f"{size} bytes where its header asks for {8 + length + end}")
@@ -136,10 +136,11 @@ def described_tensors(path: Path, header: Any) -> tuple[dict[str, TensorEntry], 
     end = 0
     for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         entry = TensorEntry(DTYPES[told["dtype"]], tuple(told["shape"]))
-        begin, stop = told["data_offsets"] if len(told["data_offsets"]) == 2 else (None, None)
-        whole = all(map(is_whole, (begin, stop, *entry.shape)))
+        offsets = list(told["data_offsets"])
+        whole = len(offsets) == 2 and all(map(is_whole, (*offsets, *entry.shape)))
         if not whole or len(entry.shape) > MOST_AXES or max(entry.shape, default=0) > LARGEST_WHOLE:
             raise damaged(path, f"a size of {quoted(name)} that no tensor has")
+        begin, stop = offsets
         if min(entry.shape, default=0) < 0:
             raise damaged(path, f"a negative size of {quoted(name)}")
         if begin != end or stop - begin != math.prod(entry.shape) * entry.dtype.itemsize:
