@@ -66,7 +66,7 @@ def say_table(
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
     for index, title in enumerate(header):
         justify = "left" if index in words else "right"
-        table.add_column(Text(title), justify=justify, vertical="bottom")
+        table.add_column(Text(title), justify=justify, vertical="bottom", overflow="fold")
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     # In a file or a pipe there is no edge to wrap at.

@@ -45,7 +45,7 @@ def title(probe: str) -> str:
     r"""Break a long name into two lines, so that the table stays narrow.
 
     >>> title("sources_plus_1"), title("previous")
-    ('sources\\n_plus_1', 'previous')
+    ('sources\n_plus_1', 'previous')
     """
     first, _, rest = probe.partition("_")
     return f"{first}\n_{rest}" if rest else probe

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from apps.console import grouped
 from lab.config import require_whole
+from lab.manifest import read_manifest
 from lab.naming import parse_head
-from lab.runs import Run, open_run
+from lab.runs import WEIGHTS, Run, open_run
 
 if TYPE_CHECKING:
     from lab.gates import GateTensors, HeadGates
@@ -40,6 +41,14 @@ class OpenedRun:
         return (
             f"{self.run.name}: {config.task} of length {config.length}, step {grouped(self.step)}"
         )
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the weights file, as the manifest has it."""
+        run = self.run
+        if run.steps and self.step != run.steps[-1]:
+            return read_manifest(run.checkpoint(self.step))[WEIGHTS].sha256
+        return run.files[WEIGHTS].sha256
 
     def unseen(self, n: int) -> "Batch":
         """Return n sequences that training never drew, the first of those it was evaluated on."""

@@ -109,7 +109,9 @@ def fused_attention(
     return z.masked_fill(blind, 0.0).transpose(1, 2)
 
 
-def share_keys(k: HeadVectors, kv_index: tuple[int, ...]) -> HeadVectors:
+def share_keys(
+    k: Float[Tensor, "batch pos kv_head d_head"], kv_index: tuple[int, ...]
+) -> HeadVectors:
     """Give each query head the key (or value) head that it reads, in grouped-query attention."""
     if kv_index == tuple(range(k.shape[2])):
         return k

@@ -18,6 +18,7 @@ from lab.manifest import (
     MANIFEST,
     FileEntry,
     entry_of,
+    is_file_within,
     read_manifest,
     read_versioned,
     seal_folder,
@@ -87,9 +88,8 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
 
 def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:
     """Return the config and the weights file of a folder, once both are what was written."""
-    if (folder / WEIGHTS).is_file():
-        refuse_pickle(folder / WEIGHTS)
-    for path in pickles(folder) if not (folder / WEIGHTS).is_file() else ():
+    weights = folder / WEIGHTS
+    for path in [weights] if is_file_within(weights, folder) else pickles(folder):
         refuse_pickle(path)
     entries = read_manifest(folder)
     for name in (CONFIG, WEIGHTS):

@@ -4,15 +4,26 @@ What is here can be written to a file and read back. What is computed from it li
 """
 
 import dataclasses
+import itertools
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
-from lab.naming import unknown_name
+from lab.naming import quoted, unknown_name
 
 SCHEMA_VERSION = 1
 """Version of the JSON files of a run folder; a newer one is refused, an older one upgraded."""
+
+LARGEST_WHOLE = 2**63 - 1
+"""Largest whole number that seeds, counters and tensor sizes can hold."""
+LARGEST_SIZE = 2**24
+"""Largest width, vocabulary or context."""
+MOST_LAYERS = MOST_HEADS = 10_000
+"""Layers, and heads of a layer: their ids have at most four digits, as in L9999H9999."""
+LONGEST_SINUSOIDAL = 2**16
+"""Largest context of sinusoidal positions: their table is computed, not read from a file."""
 
 PositionalEmbedding = Literal["standard", "sinusoidal", "rotary", "none"]
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
@@ -22,40 +33,53 @@ Precision = Literal["auto", "fp32", "bf16"]
 def require(holds: bool, what: str, rule: str, got: object) -> None:
     """Raise ValueError in the project's one wording unless the rule holds."""
     if not holds:
-        raise ValueError(f"{what} must be {rule}, got {got!r}")
+        raise ValueError(f"{what} must be {rule}, got {quoted(got)}")
 
 
-def require_whole(name: str, value: Any, least: int) -> None:
-    """Raise ValueError unless value is a whole number of at least `least`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
+def is_whole(value: object) -> TypeGuard[int]:
+    """Tell whether a value is a whole number; True and 1.0 are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def require_whole(name: str, value: Any, least: int, most: int = LARGEST_WHOLE) -> None:
+    """Raise ValueError unless value is a whole number from `least` to `most`."""
+    whole = is_whole(value)
     require(whole and value >= least, name, f"a whole number of at least {least}", value)
+    limit = "below 2**63" if most == LARGEST_WHOLE else f"a whole number of at most {most}"
+    require(value <= most, name, limit, value)
 
 
 def require_seed(value: Any) -> None:
     """Raise ValueError unless value can seed every generator that is used here."""
     require_whole("seed", value, 0)
-    require(value < 2**63, "seed", "below 2**63", value)
 
 
 def require_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Raise ValueError unless value is a finite number in [low, high]."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and low <= value <= high):
+    number = is_whole(value) or isinstance(value, float)
+    if not (number and low <= value <= min(high, sys.float_info.max)):
         span = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
         require(False, name, f"a number {span}", value)
 
 
 def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise ValueError, with a suggestion, unless value is one of the choices."""
-    if value not in choices:
-        raise ValueError(unknown_name(name, str(value), choices))
+    if not isinstance(value, str) or value not in choices:
+        got = value if isinstance(value, str) else quoted(value)
+        raise ValueError(unknown_name(name, got, choices))
+
+
+def require_text(name: str, value: object) -> None:
+    """Raise ValueError unless value is a text."""
+    require(isinstance(value, str), name, "a text", value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A decoder-only Transformer, in TransformerLens's field names.
 
-    Pre-norm blocks with LayerNorm; attention scores are scaled by 1 / sqrt(d_head).
+    Pre-norm blocks; attention scores are scaled by 1 / sqrt(d_head). The defaults are GPT-2's;
+    Llama and GPT-NeoX are other values of the same fields (see `lab.pretrained`).
     """
 
     n_layers: int
@@ -107,11 +131,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Check every value, so that no broken configuration exists."""
-        for name in ("n_layers", "n_heads", "d_model", "d_vocab", "n_ctx"):
-            require_whole(name, getattr(self, name), 1)
+        require_whole("n_layers", self.n_layers, 1, MOST_LAYERS)
+        require_whole("n_heads", self.n_heads, 1, MOST_HEADS)
+        for name in ("d_model", "d_vocab", "n_ctx"):
+            require_whole(name, getattr(self, name), 1, LARGEST_SIZE)
         for name in ("d_head", "d_mlp", "rotary_dim", "n_key_value_heads", "d_vocab_out"):
             if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name), 1)
+                require_whole(name, getattr(self, name), 1, LARGEST_SIZE)
         require_seed(self.seed)
         require_choice("act_fn", self.act_fn, ("gelu", "gelu_new", "relu", "silu"))
         require_choice(
@@ -155,8 +181,16 @@ class ModelConfig:
                 f"d_vocab_out must be d_vocab = {self.d_vocab} with tied embeddings, "
                 f"got {self.vocab_out}"
             )
-        if self.positional_embedding_type == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
+        if self.positional_embedding_type == "sinusoidal":
+            if self.d_model % 2:
+                raise ValueError(
+                    f"d_model must be even for sinusoidal positions, got {self.d_model}"
+                )
+            if self.n_ctx > LONGEST_SINUSOIDAL:
+                raise ValueError(
+                    f"n_ctx must be at most {LONGEST_SINUSOIDAL} for sinusoidal positions, got "
+                    f"{self.n_ctx}; rotary ones have no such limit"
+                )
 
     def kv_head(self, head: int) -> int:
         """Return the key head that a query head reads."""
@@ -169,6 +203,34 @@ class ModelConfig:
     def heads_of(self, layer: int) -> tuple[int, ...]:
         """Return the original ids of a layer's heads, in the order of its weights."""
         return tuple(range(self.n_heads)) if self.kept_heads is None else self.kept_heads[layer]
+
+    def n_heads_of(self, layer: int) -> int:
+        """Return how many heads a layer has, without listing them."""
+        return self.n_heads if self.kept_heads is None else len(self.kept_heads[layer])
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers that a model of this config learns.
+
+        >>> ModelConfig(n_layers=2, n_heads=4, d_model=64, d_vocab=28, n_ctx=32).n_parameters
+        105756
+        """
+        width, d_head, mlp = self.d_model, self.head_width, self.mlp_width
+        norm = {"LN": 2 * width, "RMS": width, None: 0}[self.normalization_type]
+        each_layer = norm + width
+        if not self.attn_only:
+            each_layer += norm + (3 if self.gated_mlp else 2) * width * mlp + mlp + width
+        heads = sum(self.n_heads_of(layer) for layer in range(self.n_layers))
+        key_heads = heads
+        if self.kept_heads is not None:
+            key_heads = sum(len(self.kv_heads_of(layer)) for layer in range(self.n_layers))
+        elif self.kv_heads != self.n_heads:
+            key_heads = self.n_layers * self.kv_heads
+        attention = heads * (2 * width + 1) * d_head + key_heads * 2 * (width + 1) * d_head
+        positions = self.n_ctx if self.positional_embedding_type == "standard" else 0
+        vectors = positions + self.d_vocab
+        vectors += 0 if self.tie_word_embeddings else self.vocab_out
+        return attention + self.n_layers * each_layer + vectors * width + norm + self.vocab_out
 
     @property
     def head_width(self) -> int:
@@ -205,10 +267,7 @@ class ModelConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> "ModelConfig":
         """Build from plain data; an unknown key is an error with a suggestion."""
         values = checked_fields(cls, data)
-        if isinstance(values.get("kept_heads"), list):
-            values["kept_heads"] = tuple(
-                tuple(heads) if isinstance(heads, list) else heads for heads in values["kept_heads"]
-            )
+        values["kept_heads"] = as_tuples(values.get("kept_heads"))
         return cls(**values)
 
 
@@ -257,22 +316,25 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check every value, so that no broken configuration exists."""
-        for name in ("length", "n_symbols", "batch_size", "accumulate", "steps"):
-            require_whole(name, getattr(self, name), 1)
-        for name in ("eval_every", "checkpoint_every", "eval_sequences"):
+        require_text("task", self.task)
+        require(isinstance(self.model, ModelConfig), "model", "a ModelConfig", self.model)
+        for name in ("length", "n_symbols", "batch_size", "eval_sequences"):
+            require_whole(name, getattr(self, name), 1, LARGEST_SIZE)
+        for name in ("accumulate", "steps", "eval_every", "checkpoint_every"):
             require_whole(name, getattr(self, name), 1)
         require_whole("warmup_steps", self.warmup_steps, 0)
         require_seed(self.seed)
         for name in ("learning_rate", "weight_decay"):
             require_number(name, getattr(self, name), 0.0)
         require_number("final_lr_share", self.final_lr_share, 0.0, 1.0)
+        require_number("grad_clip", self.grad_clip, 0.0)
         require(self.grad_clip > 0, "grad_clip", "more than 0", self.grad_clip)
-        require(
-            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
-            "betas",
-            "two numbers from 0 to below 1",
-            self.betas,
-        )
+        pair = isinstance(self.betas, tuple) and len(self.betas) == 2
+        require(pair, "betas", "two numbers from 0 to below 1", self.betas)
+        for beta in self.betas:
+            require_number("betas", beta, 0.0, 1.0)
+            require(beta < 1, "betas", "two numbers from 0 to below 1", self.betas)
+        require_text("device", self.device)
         require_choice("precision", self.precision, ("auto", "fp32", "bf16"))
         if self.batch_size % self.accumulate:
             raise ValueError(
@@ -290,8 +352,8 @@ class TrainConfig:
         values = checked_fields(cls, data)
         if isinstance(values.get("model"), Mapping):
             values["model"] = ModelConfig.from_dict(values["model"])
-        if isinstance(values.get("betas"), list):
-            values["betas"] = tuple(values["betas"])
+        if "betas" in values:
+            values["betas"] = as_tuples(values["betas"])
         return cls(**values)
 
 
@@ -329,10 +391,16 @@ def check_kept_heads(kept: tuple[tuple[int, ...], ...], n_layers: int, n_heads: 
     )
     for layer, heads in enumerate(kept):
         rule = f"different head ids from 0 to {n_heads - 1}, in order"
-        in_order = isinstance(heads, tuple) and [h for h in range(n_heads) if h in heads] == list(
-            heads
-        )
+        ids = isinstance(heads, tuple) and all(is_whole(h) and 0 <= h < n_heads for h in heads)
+        in_order = ids and all(one < next_ for one, next_ in itertools.pairwise(heads))
         require(in_order, f"kept_heads[{layer}]", rule, heads)
+
+
+def as_tuples(value: Any) -> Any:
+    """Return what JSON read as a list, or as a list of lists, as tuples; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
 def checked_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.config import ModelConfig, checked_fields, require, require_number, require_whole
+from lab.config import (
+    ModelConfig,
+    as_tuples,
+    checked_fields,
+    require,
+    require_number,
+    require_text,
+    require_whole,
+)
 from lab.naming import head_label, unknown_name
 from lab.positions import Positions
 from lab.shapes import HeadVectors
@@ -123,13 +131,20 @@ class HeadGates:
 
     def __post_init__(self) -> None:
         """Check the values and bring the heads into one order."""
+        require(isinstance(self.heads, tuple), "heads", "(layer, head) pairs", self.heads)
         for pair in self.heads:
-            require(len(pair) == 2, "a head", "a (layer, head) pair", pair)
+            is_pair = isinstance(pair, tuple) and len(pair) == 2
+            require(is_pair, "a head", "a (layer, head) pair", pair)
             for number in pair:
                 require_whole("a layer or head number", number, 0)
         require_number("value", self.value, 0.0, 1.0)
+        if self.positions is not None:
+            require(isinstance(self.positions, tuple), "positions", "numbers", self.positions)
         for position in self.positions or ():
             require_whole("a position", position, 0)
+        for name in ("fill", "fill_sha256"):
+            if getattr(self, name) is not None:
+                require_text(name, getattr(self, name))
         object.__setattr__(self, "heads", tuple(sorted({(a, b) for a, b in self.heads})))
         if self.positions is not None:
             object.__setattr__(self, "positions", tuple(sorted(set(self.positions))))
@@ -182,9 +197,8 @@ class HeadGates:
     def from_dict(cls, data: Mapping[str, Any]) -> "HeadGates":
         """Build from plain data; an unknown key is an error."""
         values = checked_fields(cls, data)
-        values["heads"] = tuple(tuple(pair) for pair in values["heads"])
-        if values.get("positions") is not None:
-            values["positions"] = tuple(values["positions"])
+        for name in ("heads", "positions"):
+            values[name] = as_tuples(values.get(name))
         return cls(**values)
 
     def check(self, config: ModelConfig) -> None:

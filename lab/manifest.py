@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lab.config import SCHEMA_VERSION
+from lab.config import SCHEMA_VERSION, is_whole
 from lab.durable import atomic_write, file_sha256, read_json, to_json
+from lab.naming import quoted
 
 MANIFEST = "manifest.json"
 """The file that lists the others of its folder; written last."""
@@ -31,6 +32,25 @@ def is_inside(name: str) -> bool:
     return bool(parts) and parts[0] != "/" and not hidden and not set(name) & {"\x00", "\\"}
 
 
+def is_within(path: Path, folder: Path) -> bool:
+    """Tell whether what stands at a path, links followed, stays in a folder (itself maybe a link).
+
+    A run folder may come from anyone: a link in it must not lead our reading or writing elsewhere.
+    """
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # too long, a circle of links, a NUL
+        return False
+
+
+def is_file_within(path: Path, folder: Path) -> bool:
+    """Tell whether a path is a file of a folder, and no link to one elsewhere."""
+    try:
+        return path.is_file() and is_within(path, folder)
+    except OSError:  # a name that is too long, or not ours to look at
+        return False
+
+
 def read_versioned(path: Path) -> dict[str, Any]:
     """Read a JSON file of a run folder whose layout this version knows.
 
@@ -39,14 +59,15 @@ def read_versioned(path: Path) -> dict[str, Any]:
     """
     data = read_json(path)
     version = data.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    if not is_whole(version) or version < 1:
         raise ValueError(
-            f"schema_version must be a whole number of at least 1, got {version!r} in {str(path)!r}"
+            "schema_version must be a whole number of at least 1, got "
+            f"{quoted(version)} in {str(path)!r}"
         )
     if version > SCHEMA_VERSION:
         raise ValueError(
-            f"schema_version must be at most {SCHEMA_VERSION}, got {version} in {str(path)!r}; "
-            "update headlab to read it"
+            f"schema_version must be at most {SCHEMA_VERSION}, got {quoted(version)} in "
+            f"{str(path)!r}; update headlab to read it"
         )
     return data
 
@@ -58,7 +79,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
         ValueError: If the manifest is missing, damaged, too new or names a file outside the folder.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_file_within(path, folder):
         raise ValueError(
             f"folder must be complete, got {str(folder)!r} without its {MANIFEST}; "
             "use a run or a checkpoint that was written to its end"
@@ -67,10 +88,10 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     entries = {}
     for name, entry in listed.items() if isinstance(listed, dict) else ():
         whole = isinstance(entry, dict) and isinstance(entry.get("sha256"), str)
-        if not is_inside(name) or not whole or not isinstance(entry.get("bytes"), int):
+        if not is_inside(name) or not whole or not is_whole(entry.get("bytes")):
             raise ValueError(
                 f"{MANIFEST} must list files of its folder with sha256 and bytes, "
-                f"got {name!r} in {str(path)!r}; restore the folder from a copy"
+                f"got {quoted(name)} in {str(path)!r}; restore the folder from a copy"
             )
         entries[name] = FileEntry(sha256=entry["sha256"], bytes=entry["bytes"])
     if not entries:
@@ -81,14 +102,24 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     return entries
 
 
-def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
-    """Return the path of a listed file, once it is there, in the folder and of the right size."""
+def file_in(folder: Path, name: str) -> Path:
+    """Return the path of a file of a folder, once it is there.
+
+    Raises:
+        ValueError: If it is missing, or a link that leads out of the folder.
+    """
     path = folder / name
-    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+    if not is_file_within(path, folder):
         raise ValueError(
-            f"{name} must be there, got no such file in {str(folder)!r}; "
+            f"{quoted(name)[1:-1]} must be there, got no such file in {str(folder)!r}; "
             "restore it from a copy or train again"
         )
+    return path
+
+
+def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
+    """Return the path of a listed file, once it is there, in the folder and of the right size."""
+    path = file_in(folder, name)
     size = path.stat().st_size
     if size != entry.bytes:
         raise ValueError(
@@ -127,6 +158,7 @@ def write_manifest(folder: Path, entries: Mapping[str, FileEntry]) -> None:
 
 def seal_folder(folder: Path) -> None:
     """Declare a folder complete: write its manifest over every visible file in it."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if is_file_within(path, folder)]
+    names = [path.relative_to(folder).as_posix() for path in files]
     listed = [name for name in names if name != MANIFEST and is_inside(name)]
     write_manifest(folder, {name: entry_of(folder / name) for name in listed})

@@ -4,6 +4,22 @@ import difflib
 import re
 from collections.abc import Iterable
 
+LONGEST_QUOTE = 200
+"""Characters of a foreign value that a message repeats."""
+
+
+def quoted(value: object) -> str:
+    r"""Return a foreign value as a message repeats it: short, printable and ASCII, whatever it is.
+
+    >>> print(quoted("caf\N{LATIN SMALL LETTER E WITH ACUTE}"), quoted([1, "a"]))
+    'caf\xe9' [1, 'a']
+    """
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists of ...
+        return f"{type(value).__name__} too large to show"
+    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 3] + "..."
+
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     """Say which names there are, and which one was probably meant.
@@ -13,11 +29,13 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     if not names:
-        return f"unknown {kind} {got!r}; there is none yet"
-    close = difflib.get_close_matches(got, names, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return f"unknown {kind} {got!r}; choose from {shown}{hint}"
+        return f"unknown {kind} {quoted(got)}; there is none yet"
+    close = difflib.get_close_matches(got[:LONGEST_QUOTE], names, n=1)
+    hint = f" (did you mean {quoted(close[0])}?)" if close else ""
+    # Names may come from a folder, where they can hold anything.
+    shown = ", ".join(quoted(name)[1:-1] for name in names[:12])
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"unknown {kind} {quoted(got)}; choose from {shown}{more}{hint}"
 
 
 def head_label(layer: int, head: int) -> str:
@@ -40,5 +58,5 @@ def parse_head(label: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"L([0-9]{1,4})H([0-9]{1,4})", label)
     if found is None:
-        raise ValueError(f"a head must be written like L0H3, got {label!r}")
+        raise ValueError(f"a head must be written like L0H3, got {quoted(label)}")
     return int(found[1]), int(found[2])

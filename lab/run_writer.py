@@ -36,7 +36,6 @@ from lab.runs import (
     checkpoint_steps,
     metrics_row,
     open_run,
-    read_metrics,
     seal,
 )
 
@@ -116,7 +115,7 @@ class RunWriter:
         with one_clear_error(self.run_dir):
             remove_leftovers(self.run_dir)
             remove_leftovers(run.checkpoint().parent)
-        rows = read_metrics(self.run_dir / METRICS)[:step]
+        rows = run.metrics()[:step]
         if [row["step"] for row in rows] != list(range(1, step + 1)):
             raise ValueError(
                 f"{METRICS} must have a row for every step up to {step}, got {len(rows)} in order "

@@ -22,7 +22,10 @@ from lab.manifest import (
     FileEntry,
     check_size,
     entry_of,
+    file_in,
+    is_file_within,
     is_inside,
+    is_within,
     read_manifest,
     read_versioned,
     seal_folder,
@@ -48,6 +51,8 @@ METRIC_COLUMNS = (
     "exact_match",
 )
 """Columns of metrics.csv; the last three are filled where the step was evaluated."""
+FEWEST_BYTES = 2
+"""Bytes of a weight in the smallest format that is read (float16, bfloat16)."""
 MetricsRow = dict[str, int | float]
 """A row of metrics.csv by column: `step` is whole, a float that is missing is NaN."""
 
@@ -83,7 +88,7 @@ class Run:
 
     def metrics(self) -> list[MetricsRow]:
         """Return the rows of metrics.csv, a step each; NaN where the step was not evaluated."""
-        return read_metrics(self.file(METRICS) if self.files else self.path / METRICS)
+        return read_metrics(self.file(METRICS) if self.files else file_in(self.path, METRICS))
 
     def file(self, name: str) -> Path:
         """Return the path of a file of the run, once it is what the manifest says.
@@ -112,9 +117,12 @@ def step_name(step: int) -> str:
 
 def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
     """Return the steps whose checkpoint stands in the folder, in order."""
-    folder = run_dir / CHECKPOINTS
-    found = [re.fullmatch(r"step-(\d{6,})", path.name) for path in folder.glob("step-*")]
-    return tuple(sorted(int(match[1]) for match in found if match))
+    steps = []
+    for path in (run_dir / CHECKPOINTS).glob("step-*"):
+        match = re.fullmatch(r"step-([0-9]{6,18})", path.name)
+        if match and path.name == step_name(int(match[1])) and is_within(path, run_dir):
+            steps.append(int(match[1]))
+    return tuple(sorted(steps))
 
 
 def check_run_name(name: str) -> None:
@@ -133,13 +141,13 @@ def list_runs(home: Path | None = None) -> list[Run]:
         return []
     runs = []
     for path in sorted(home.iterdir()):
-        if path.name.startswith(".") or not (path / MANIFEST).is_file():
+        if path.name.startswith(".") or not is_file_within(path / MANIFEST, path):
             continue
         try:
             run = read_run(path)
             for name, entry in run.files.items():
                 check_size(path, name, entry)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             logger.warning("run %s is not listed: %s", path.name, error)
             continue
         runs.append(run)
@@ -163,13 +171,13 @@ def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: boo
     path = Path(name_or_path) if as_path else home / given
     if not as_path and not re.fullmatch(r"[^./\x00][^/\x00]{0,254}", given):
         raise ValueError(unknown_name("run", given, run_names(home)))
-    if not (path / CONFIG).is_file():
+    if not is_file_within(path / CONFIG, path):
         if as_path:
             raise ValueError(
                 f"run must be a folder with a {CONFIG}, got {given!r}; `headlab runs` lists them"
             )
         raise ValueError(unknown_name("run", given, run_names(home)))
-    if not unfinished and not (path / MANIFEST).is_file():
+    if not unfinished and not is_file_within(path / MANIFEST, path):
         raise ValueError(
             f"run must be complete, got {path.name!r}, which stopped before its end; "
             "train it to the end with --resume"
@@ -186,7 +194,7 @@ def run_names(home: Path) -> list[str]:
 
 def read_run(path: Path) -> Run:
     """Read config.json and, if there is one, the manifest that vouches for it."""
-    files = read_manifest(path) if (path / MANIFEST).is_file() else {}
+    files = read_manifest(path) if is_file_within(path / MANIFEST, path) else {}
     if files:
         if CONFIG not in files:
             raise ValueError(
@@ -200,7 +208,16 @@ def read_run(path: Path) -> Run:
         train = TrainConfig.from_dict(config)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from None
-    return Run(path=path, name=path.resolve().name, config=train, info=data, files=files)
+    if WEIGHTS in files:
+        held, numbers = files[WEIGHTS].bytes, train.model.n_parameters
+        if held < FEWEST_BYTES * numbers:
+            raise ValueError(
+                f"{WEIGHTS} must hold the {numbers} numbers that {CONFIG} describes, got {held} "
+                f"bytes in {str(path)!r}; use weights and config of one model"
+            )
+    # A run may be a link; `.` and `..` name none.
+    name = path.resolve().name if path.name in ("", "..") else path.name
+    return Run(path=path, name=name, config=train, info=data, files=files)
 
 
 def seal(run_dir: Path) -> None:
@@ -227,6 +244,11 @@ def update_derived(run_dir: Path, files: Mapping[str, bytes | Path]) -> None:
         taken = name in (CONFIG, WEIGHTS, METRICS, MANIFEST) or name.startswith(CHECKPOINTS + "/")
         if taken or not is_inside(name):
             raise ValueError(f"derived file must have a free name in the run folder, got {name!r}")
+        if not is_within((run_dir / name).parent, run_dir):
+            raise ValueError(
+                f"derived file must stay in the run folder, got {name!r}, whose folder is a link "
+                f"out of {str(run_dir)!r}; remove the link"
+            )
     with hold(run_dir):
         entries = {k: v for k, v in read_manifest(run_dir).items() if k not in files}
         write_manifest(run_dir, entries)

@@ -5,6 +5,7 @@ No seeds here: every random draw has its own generator, next to what it draws.
 
 import importlib.metadata
 import logging
+import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -133,6 +134,14 @@ def collective_device(processes: Processes) -> torch.device:
     """Return where a tensor must be that the processes exchange."""
     on_gpu = torch.distributed.get_backend() == "nccl"
     return torch.device("cuda", processes.local_index) if on_gpu else torch.device("cpu")
+
+
+def machine_memory() -> int | None:
+    """Return the bytes of memory that this machine has; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def versions() -> dict[str, str]:

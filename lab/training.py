@@ -22,10 +22,13 @@ from lab.evaluation import Evaluation
 from lab.model import HookedGPT
 from lab.run_writer import RunWriter, check_target
 from lab.runs import METRIC_COLUMNS, MetricsRow, open_run
-from lab.runtime import Processes, join_processes, on_main, pick_device
+from lab.runtime import Processes, join_processes, machine_memory, on_main, pick_device
 from lab.tasks.base import Task
 from lab.tasks.registry import get_task
 from lab.trainer import Trainer
+
+BYTES_IN_TRAINING = 16
+"""Bytes that a parameter takes: itself, its gradient and two moments, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,6 +75,7 @@ def train(
         OSError: If the run folder cannot be written or the disk is full; what was complete is kept.
     """
     task = task_of(config)
+    check_memory(config)
     device = pick_device(config.device)
     processes = join_processes(device)
     if device.type == "cuda" and processes.count > 1:
@@ -98,6 +102,18 @@ def task_of(config: TrainConfig) -> Task:
             f"n_ctx must be at least {task.n_tokens} for {sized}, got {config.model.n_ctx}"
         )
     return task
+
+
+def check_memory(config: TrainConfig) -> None:
+    """Raise ValueError if this machine cannot hold the model in training, before it is built."""
+    needed = BYTES_IN_TRAINING * config.model.n_parameters
+    there = machine_memory()
+    if there is not None and needed > there:
+        raise ValueError(
+            f"model must fit into memory, got {config.model.n_parameters} parameters, which take "
+            f"{needed / 1e9:.0f} GB in training where this machine has {there / 1e9:.0f} GB; "
+            "make its widths, its vocabulary or n_layers smaller"
+        )
 
 
 def training_steps(

@@ -8,17 +8,21 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from lab.config import ModelConfig
-from lab.naming import unknown_name
+from lab.config import LARGEST_WHOLE, ModelConfig, is_whole
+from lab.naming import quoted, unknown_name
 
 LONGEST_HEADER = 100 * 2**20
 """Bytes; the same bound as in the safetensors library."""
+MOST_AXES = 8
+"""A shape of more belongs to no tensor of a model."""
 PICKLE_SUFFIXES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 DTYPES = {
     "F64": torch.float64,
@@ -39,7 +43,7 @@ class TensorEntry:
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of every tensor in the state_dict of a model of this config.
 
-    One at a time, so that a config of a billion layers costs nothing until the first is missing.
+    One at a time, so that a config of many layers costs nothing until the first is missing.
     """
     width, vocab, mlp = config.d_model, config.d_vocab, config.mlp_width
     d_head = config.head_width
@@ -47,7 +51,7 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
     if config.positional_embedding_type == "standard":
         yield "pos_embed.W_pos", (config.n_ctx, width)
     for layer in range(config.n_layers):
-        block, heads = f"blocks.{layer}.", len(config.heads_of(layer))
+        block, heads = f"blocks.{layer}.", config.n_heads_of(layer)
         for norm in ("ln1", "ln2"):
             yield f"{block}{norm}.w", (width,)
             yield f"{block}{norm}.b", (width,)
@@ -75,13 +79,14 @@ def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def refuse_pickle(path: Path) -> None:
     """Raise ValueError if a file is a pickle, by its name or its first bytes."""
+    named = path.suffix.lower() in PICKLE_SUFFIXES
     start = b""
-    if path.is_file():
+    if path.is_file() and not named:
         with path.open("rb") as file:
             start = file.read(9)
     # A .safetensors header opens with "{" at byte 8; its length may look like a pickle's start.
     magic = start[:4] == b"PK\x03\x04" or start[:1] == b"\x80"
-    if path.suffix.lower() in PICKLE_SUFFIXES or (magic and start[8:9] != b"{"):
+    if named or (magic and start[8:9] != b"{"):
         raise ValueError(
             f"weights must be a .safetensors file, got the pickle {str(path)!r}, which could run "
             "any code while it loads; convert it with safetensors where you trust it"
@@ -111,24 +116,37 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         text = file.read(length)
     try:
         header = json.loads(text)
-        header.pop("__metadata__", None)
-        entries = {}
-        end = 0
-        for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            entry = TensorEntry(DTYPES[told["dtype"]], tuple(map(int, told["shape"])))
-            begin, stop = map(int, told["data_offsets"])
-            if min(entry.shape, default=0) < 0:
-                raise damaged(path, f"a negative size of {name!r}")
-            if begin != end or stop - begin != math.prod(entry.shape) * entry.dtype.itemsize:
-                raise damaged(path, f"a size of {name!r} that its shape contradicts")
-            entries[name], end = entry, stop
-    except (AttributeError, KeyError, TypeError, RecursionError, UnicodeError) as error:
+    except RecursionError as error:
         raise damaged(path, "a header that is not one") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
         raise damaged(path, "a header that is not JSON") from error
+    try:
+        entries, end = described_tensors(path, header)
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise damaged(path, "a header that is not one") from error
     if end != size - 8 - length:
         raise damaged(path, f"{size} bytes where its header asks for {8 + length + end}")
     return entries
+
+
+def described_tensors(path: Path, header: Any) -> tuple[dict[str, TensorEntry], int]:
+    """Return what a parsed header says of each tensor, and how many bytes they take together."""
+    header.pop("__metadata__", None)
+    entries = {}
+    end = 0
+    for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        entry = TensorEntry(DTYPES[told["dtype"]], tuple(told["shape"]))
+        offsets = list(told["data_offsets"])
+        whole = len(offsets) == 2 and all(map(is_whole, (*offsets, *entry.shape)))
+        if not whole or len(entry.shape) > MOST_AXES or max(entry.shape, default=0) > LARGEST_WHOLE:
+            raise damaged(path, f"a size of {quoted(name)} that no tensor has")
+        begin, stop = offsets
+        if min(entry.shape, default=0) < 0:
+            raise damaged(path, f"a negative size of {quoted(name)}")
+        if begin != end or stop - begin != math.prod(entry.shape) * entry.dtype.itemsize:
+            raise damaged(path, f"a size of {quoted(name)} that its shape contradicts")
+        entries[name], end = entry, stop
+    return entries, end
 
 
 def check_header(path: Path, expected: Iterator[tuple[str, tuple[int, ...]]]) -> torch.dtype:
@@ -149,7 +167,7 @@ def check_header(path: Path, expected: Iterator[tuple[str, tuple[int, ...]]]) ->
         if entry.shape != shape:
             raise ValueError(
                 f"{name} must have the shape {list(shape)}, as its config.json says, got "
-                f"{list(entry.shape)} in {str(path)!r}; use weights and config of one model"
+                f"{quoted(list(entry.shape))} in {str(path)!r}; use weights and config of one model"
             )
     if left:
         name = next(iter(left))
@@ -162,5 +180,12 @@ def check_header(path: Path, expected: Iterator[tuple[str, tuple[int, ...]]]) ->
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a checked file to the CPU."""
-    return load_file(path)
+    """Read the tensors of a checked file to the CPU.
+
+    Raises:
+        ValueError: If the safetensors library reads the header in another way.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise damaged(path, "a header that is not one") from error

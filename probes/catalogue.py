@@ -8,10 +8,10 @@ from probes.registry import PROBES, ProbeEntry
 HEAD = """\
 # Probes
 
-This page is generated from [probes/registry.py](../probes/registry.py): `make docs` writes it again.
+This page is generated from [probes/registry.py](../probes/registry.py) by `make docs`.
 
-Each probe names target cells (q, k) of the attention matrix A, query position q and key position k, both
-counted from 0. `score_heads` reports for every head:
+Each probe names target cells (q, k) of the attention matrix A, query position q and key position
+k, both counted from 0. `score_heads` reports for every head:
 
 - `score`: the mean over scored rows of the mass on the row's targets, sum over k of A[q, k];
 - `chance`: the score of a head that spreads evenly over the keys it sees, A[q, k] = 1 / (q + 1);

@@ -24,8 +24,9 @@ from lab.naming import unknown_name
 from lab.shapes import Tokens
 
 MODES = ("zero", "mean")
-PER_HEAD = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V")
-"""Attention weights whose first axis is the head."""
+PER_QUERY_HEAD = ("W_Q", "W_O", "b_Q")
+PER_KEY_HEAD = ("W_K", "W_V", "b_K", "b_V")
+"""Attention weights by what their first axis is; a key head goes when nobody reads it any more."""
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Largest logit difference at which a pruned model counts as the gated one, by dtype."""
@@ -95,10 +96,13 @@ def prune_heads(
             state[f"blocks.{layer}.attn.b_O"] = state[f"blocks.{layer}.attn.b_O"] + written
     config = without_heads(model.config, gone)
     for layer in range(config.n_layers):
-        rows = [i for i, h in enumerate(model.config.heads_of(layer)) if (layer, h) not in gone]
-        for name in PER_HEAD:
-            key = f"blocks.{layer}.attn.{name}"
-            state[key] = state[key][rows]
+        heads, kv_heads = model.config.heads_of(layer), model.config.kv_heads_of(layer)
+        rows = [heads.index(head) for head in config.heads_of(layer)]
+        kv_rows = [kv_heads.index(head) for head in config.kv_heads_of(layer)]
+        for names, kept in ((PER_QUERY_HEAD, rows), (PER_KEY_HEAD, kv_rows)):
+            for name in names:
+                key = f"blocks.{layer}.attn.{name}"
+                state[key] = state[key][kept]
     pruned = HookedGPT(config).to(device=model.W_E.device, dtype=model.W_E.dtype)
     pruned.load_state_dict(state)
     return pruned.train(model.training)
@@ -196,7 +200,7 @@ def count_parameters(model: nn.Module) -> int:
 
 def cache_bytes(model: HookedGPT) -> int:
     """Return the bytes of keys and values that generation keeps for one token."""
-    heads = sum(len(model.config.heads_of(layer)) for layer in range(model.config.n_layers))
+    heads = sum(len(model.config.kv_heads_of(layer)) for layer in range(model.config.n_layers))
     return 2 * heads * model.config.head_width * model.W_E.element_size()
 
 

@@ -4,9 +4,11 @@ Nothing of lab or probes may be imported here at module level: the shape-checkin
 installed only after this file has been read, and it refuses modules that are loaded already.
 """
 
+import dataclasses
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before torch is imported, and inherited by every process that a test starts.
@@ -56,3 +58,38 @@ def no_network() -> Iterator[None]:
 def as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch jaxtyping's test-time checks off: users have none before our own checks speak."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture(scope="session")
+def studio_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two runs: `tiny`, trained until solved and reported on, and `raw`, neither.
+
+    In `tiny` the two heads of layer 0 say four letters backwards, and layer 1 does nothing.
+    """
+    from lab.config import ModelConfig, TrainConfig
+    from lab.runs import open_run
+    from lab.training import train
+    from probes.report import write_report
+
+    home = tmp_path_factory.mktemp("runs")
+    model = ModelConfig(n_layers=2, n_heads=2, d_model=32, d_vocab=10, n_ctx=12)
+    config = TrainConfig(
+        task="reversal",
+        length=4,
+        n_symbols=8,
+        model=model,
+        steps=60,
+        warmup_steps=10,
+        batch_size=64,
+        learning_rate=1e-2,
+        eval_every=60,
+        eval_sequences=200,
+        checkpoint_every=20,
+        device="cpu",
+    )
+    short = dataclasses.replace(config, steps=1, seed=1)
+    for name, described in (("tiny", config), ("raw", short)):
+        for _ in train(described, run_dir=home / name):
+            pass
+    write_report(open_run(home / "tiny"), n_sequences=40)
+    return home

@@ -20,15 +20,17 @@ class GenerateForm:
     """Show a run's answer to your own symbols, and the right answer.
 
       headlab generate reversal abcdefghij
-      headlab generate reversal hello --ablate L0H1 L0H2
-      headlab generate reversal hello --temperature 2 --seed 7
+      headlab generate reversal abcdefghij --ablate L0H1 L0H2
+      headlab generate reversal abcdefghij --temperature 2 --seed 7
 
-    The symbols are written without spaces: lower-case letters, as many as the run was trained with
-    or fewer.
+    The symbols are written without spaces: lower-case letters, as many as the run was trained on.
+    Fewer are allowed, but a model has no reason to know what to do with them.
     """
 
     run: RunName
-    prompt: Annotated[Positional[str], arg(metavar="PROMPT", help="The symbols, such as hello.")]
+    prompt: Annotated[
+        Positional[str], arg(metavar="PROMPT", help="The symbols, such as abcdefghij.")
+    ]
     ablate: Annotated[
         tuple[str, ...],
         arg(
@@ -65,6 +67,9 @@ def run_generate(arguments: list[str]) -> int:
         answer = tokens[0, n_prompt:].tolist()
         n_right = sum(a == b for a, b in zip(answer, right, strict=True))
         verdict = "right" if answer == right else f"{n_right} of {len(right)} right"
-        facts.append((what, f"{''.join(task.vocab.decode(answer))}  ({verdict})"))
+        facts.append((what, f"{''.join(task.vocab.decode(answer))} ({verdict})"))
+    n_given, length = len(form.prompt), task.length
+    if n_given < length:
+        facts.append(("note", f"trained on {length} symbols only; {n_given} are new ground to it"))
     say_facts([(label, one_line(text)) for label, text in facts])
     return 0

@@ -72,7 +72,12 @@ def run_probe(arguments: list[str]) -> int:
 
     batch = opened.unseen(form.sequences)
     frame = score_heads(opened.model, batch, names)
-    frame.attrs |= {"run": opened.run.name, "step": opened.step, "seed": opened.run.config.seed}
+    frame.attrs |= {
+        "run": opened.run.name,
+        "checkpoint_sha256": opened.sha256,
+        "step": opened.step,
+        "seed": opened.run.config.seed,
+    }
     say(f"{opened.title}; mean attention on each probe's cells, {grouped(len(batch))} sequences")
     say()
     say_head_table(json_rows(frame))

@@ -43,7 +43,7 @@ def run_runs(arguments: list[str]) -> int:
         header = ("run", "task", "steps", "exact-match", "size", "checkpoints", "resumable")
         say_table(header, [row_of(run) for run in runs], words=(0, 1, 6))
     else:
-        say(f"no runs in {home} yet; `headlab demo` makes one in under a minute")
+        say(f"no runs in {home} yet; `headlab demo` makes one in about a minute")
     for name in unfinished_names(home):
         step = checkpoint_steps(home / name)[-1]
         say(f"{one_line(name)} stopped at step {grouped(step)}: headlab train --resume {name}")

@@ -23,7 +23,10 @@ def main() -> None:
     )
     st.logo(str(HERE / "logo.svg"), size="large")
     st.html(HERE / "style.css")
-    page = st.navigation([st.Page("pages/heads.py", title="Heads", default=True)], position="top")
+    # Not in a folder called pages: Streamlit would run what is there without this script.
+    page = st.navigation(
+        [st.Page("screens/heads.py", title="Heads", default=True)], position="top"
+    )
     try:
         runs = loaders.all_runs()
         if not runs:

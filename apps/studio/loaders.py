@@ -90,7 +90,7 @@ def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
 @st.cache_data(max_entries=32, show_spinner="Measuring the heads")
 def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     """Measure what a report would have said of a checkpoint."""
-    from probes.first_screen import first_screen, sentence_about
+    from probes.first_screen import screen_data, sentence_about
     from probes.heads import score_heads
     from probes.maps import LONGEST, sequence_maps
 
@@ -99,7 +99,7 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     batch = task.sample(PROBED_SEQUENCES, seed=config.seed, split="test")
     one = batch.tokens[:1, :LONGEST]
     heads = score_heads(model, batch)
-    return first_screen(
+    return screen_data(
         heads,
         sequence_maps(model, one),
         tokens=task.vocab.decode(one[0].tolist()),
@@ -251,7 +251,7 @@ def record(
         "config_sha256": config_sha256,
         "checkpoint_sha256": weights_sha256,
         "seed": view.run.config.seed,
-        "ablated": list(view.ablated),
+        "heads": list(view.ablated),
         "mode": view.mode,
         **{kind: values for _, kind, values in columns},
         "answers": answers,

@@ -18,10 +18,21 @@ def shown(metric: str, value: float) -> str:
     ('2.3100 nats', '0.000016 nats', '12.3 %')
     """
     if metric != "loss":
-        return f"{100 * value:.1f} %"
+        return share(value)
     if 0 < value < 1e-6:
         return "below 0.000001 nats"
     return f"{value:.4f} nats" if value >= 0.001 else f"{value:.6f} nats"
+
+
+def share(value: float) -> str:
+    """Write a share as per cent; all and none are said of nothing less.
+
+    >>> share(1.0), share(0.9995), share(0.5)
+    ('100.0 %', '99.95 %', '50.0 %')
+    """
+    texts = [f"{100 * value:.{digits}f} %" for digits in (1, 2, 3)]
+    honest = [text for text in texts if value in (0.0, 1.0) or 0 < float(text[:-2]) < 100]
+    return honest[0] if honest else texts[-1]
 
 
 def comparison(columns: Sequence[tuple[str, str, Mapping[str, float]]]) -> str:

@@ -111,8 +111,8 @@ def test_another_config_is_found_before_memory_is_taken(tmp_path, monkeypatch):
     data = json.loads(path.read_text())
     monkeypatch.setattr("lab.checkpoint.HookedGPT", None)  # building the model would fail
     for change, message in (
-        ({"d_model": 10**9, "d_head": 4}, r"embed\.W_E must have the shape \[6, 1000000000\]"),
-        ({"n_layers": 10**9}, r"must hold 'blocks\.1\.ln1\.w' of shape \[8\], as its config"),
+        ({"d_model": 10**7, "d_head": 4}, r"embed\.W_E must have the shape \[6, 10000000\]"),
+        ({"n_layers": 10_000}, r"must hold 'blocks\.1\.ln1\.w' of shape \[8\], as its config"),
         ({"positional_embedding_type": "rotary"}, r"unknown tensor 'pos_embed\.W_pos'"),
     ):
         path.write_text(json.dumps(data | {"model": data["model"] | change}))

@@ -352,7 +352,7 @@ def test_the_last_position_can_be_filled():
 
 
 def test_seeds_that_do_not_fit_a_generator_are_refused():
-    with pytest.raises(ValueError, match=r"^seed must be below 2\*\*64, got 18446744073709551616$"):
+    with pytest.raises(ValueError, match=r"^seed must be below 2\*\*63, got 18446744073709551616$"):
         stream(make_model(), PROMPTS, SampleConfig(seed=2**64), 1)
 
 

@@ -1,0 +1,213 @@
+"""The pages as Streamlit runs them, without a browser: what they show for which address."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from apps.studio.launch import ENTRY
+
+
+@pytest.fixture
+def home(studio_home, monkeypatch) -> Path:
+    monkeypatch.setenv("HEADLAB_HOME", str(studio_home))
+    monkeypatch.setattr(sys, "argv", ["app.py", "--run=tiny"])
+    st.cache_data.clear()
+    return studio_home
+
+
+def opened(**address: str | list[str]) -> AppTest:
+    page = AppTest.from_file(str(ENTRY), default_timeout=60)
+    for name, value in address.items():
+        page.query_params[name] = value
+    return page.run()
+
+
+def texts(page: AppTest) -> str:
+    assert not page.exception
+    return "\n".join(element.value for element in page.text)
+
+
+def table(page: AppTest) -> str:
+    return next(e.proto.body for e in page.get("html") if "<table" in e.proto.body)
+
+
+def test_the_first_screen_says_what_was_found(home):
+    page = opened()
+    assert "L0H0 looks like a reversal head" in texts(page)
+    assert "Exact match 100.0 % on 200 unseen sequences" in texts(page)
+    assert page.selectbox(key="run").value == "tiny"
+    assert page.selectbox(key="ckpt").value == "60"
+    assert page.selectbox(key="head").value == "L0H0"
+    assert page.selectbox(key="metric").value == "sources"
+    assert len(page.get("vega_lite_chart")) == 2
+    assert 'class="ablated"' not in table(page)
+
+
+def test_the_first_screen_is_drawn_without_torch(home):
+    code = f"""
+import sys
+from streamlit.testing.v1 import AppTest
+page = AppTest.from_file({str(ENTRY)!r}, default_timeout=60)
+page.query_params["run"] = "tiny"
+page.run()
+assert not page.exception and len(page.get("vega_lite_chart")) == 2, page.text
+loaded = [name for name in ("torch", "transformer_lens", "transformers") if name in sys.modules]
+assert loaded == [], loaded
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ENTRY.parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_link_brings_back_its_state(home):
+    page = opened(run="tiny", ckpt="20", abl=["L0H0", "L1H1"], mode="mean", head="L1H0",
+                  metric="previous", prompt="abcd", click="true")  # fmt: skip
+    assert page.selectbox(key="ckpt").value == "20"
+    assert page.multiselect(key="abl").value == ["L0H0", "L1H1"]
+    assert page.selectbox(key="head").value == "L1H0"
+    assert page.selectbox(key="metric").value == "previous"
+    assert page.toggle(key="click").value is True
+    assert "2 heads ablated (mean): L0H0 L1H1" in texts(page)
+    assert "The address names" not in texts(page)
+
+
+def test_zeros_in_a_link_survive(home):
+    page = opened(run="tiny", ckpt="0", abl="L0H0", head="L0H0")
+    assert page.selectbox(key="ckpt").value == "0"
+    assert page.multiselect(key="abl").value == ["L0H0"]
+    assert "step 0" in texts(page)
+
+
+def test_ablation_stands_beside_the_baseline(home):
+    page = opened(abl=["L0H0", "L0H1"])
+    html = table(page)
+    assert html.count('class="baseline" data-metric') == html.count('class="ablated" data-metric')
+    assert '<td class="baseline" data-metric="exact_match">100.0 %</td>' in html
+    assert '<td class="ablated" data-metric="exact_match">0.0 %</td>' in html
+    before = table(page)
+    page.multiselect(key="abl").set_value([]).run()
+    assert "ablated" not in table(page)
+    page.multiselect(key="abl").set_value(["L0H0", "L0H1"]).run()
+    assert table(page) == before
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ({"run": "../../etc"}, "unknown run '../../etc'; choose from raw, tiny"),
+        ({"run": "/etc/passwd"}, "unknown run '/etc/passwd'; choose from raw, tiny"),
+        ({"run": "tini"}, "unknown run 'tini'; choose from raw, tiny (did you mean 'tiny'?)"),
+        ({"ckpt": "7"}, "unknown checkpoint '7'; choose from 0, 20, 40, 60"),
+        ({"abl": ["L99H0", "L0H1"]}, "unknown head 'L99H0'; choose from L0H0"),
+        ({"mode": "nan"}, "unknown mode 'nan'; choose from mean, zero"),
+        ({"head": "L0H9"}, "unknown head 'L0H9'"),
+        ({"metric": "prevoius"}, "(did you mean 'previous'?)"),
+        ({"prompt": "ab$x$"}, "unknown symbols '$', 'x'; choose from a-h"),
+        ({"prompt": "aaaaaaaaaa"}, "prompt must be 1 to 4 symbols"),
+    ],
+)
+def test_junk_in_a_link_is_named_and_the_default_shown(home, address, message):
+    page = opened(**address)
+    assert message in texts(page)
+    assert page.selectbox(key="run").value == "tiny"
+    assert page.selectbox(key="head").value == "L0H0"
+    assert len(page.get("vega_lite_chart")) >= 2
+
+
+def test_known_parts_of_a_junk_link_are_kept(home):
+    page = opened(abl=["L99H0", "L0H1"], run="nonsense")
+    assert page.multiselect(key="abl").value == ["L0H1"]
+    assert "1 head ablated (zero): L0H1" in texts(page)
+
+
+def test_a_run_without_a_report_is_measured(home):
+    page = opened(run="raw")
+    assert page.selectbox(key="run").value == "raw"
+    assert "No head stands out" in texts(page)
+    assert len(page.get("vega_lite_chart")) == 2
+
+
+def test_changing_the_run_forgets_the_checkpoint_of_the_other(home):
+    page = opened(ckpt="20")
+    page.selectbox(key="run").select("raw").run()
+    assert not page.exception
+    assert page.selectbox(key="ckpt").value == "1"
+
+
+def test_two_sessions_do_not_disturb_each_other(home):
+    alone = opened(prompt="abcd")
+    ablated = opened(prompt="abcd", abl=["L0H0", "L0H1"])
+    again = alone.run()
+    assert table(again) == table(opened(prompt="abcd"))
+    assert "ablated" not in table(again)
+    assert "ablated" in table(ablated)
+
+
+def test_restore_all_restores_all(home):
+    page = opened(abl=["L0H0", "L0H1"])
+    page.button(key="banner_restore").click().run()
+    assert page.multiselect(key="abl").value == []
+    assert "ablated (" not in texts(page)
+
+
+def test_without_a_run_the_page_says_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path / "none"))
+    st.cache_data.clear()
+    page = opened()
+    assert "No run yet" in page.header[0].value
+    assert page.code[0].value == "headlab demo"
+    assert str(tmp_path / "none") in texts(page)
+
+
+def test_what_a_run_folder_says_is_never_markdown(home, tmp_path, monkeypatch):
+    """A run folder may come from anyone: its words go where no markdown is read."""
+    from lab.runs import open_run, update_derived
+
+    shutil.copytree(home / "tiny", tmp_path / "tiny")
+    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))
+    run = open_run(tmp_path / "tiny")
+    screen = json.loads(run.file("first_screen.json").read_text())
+    hostile = "$x$ :red[hi] **b** <img src=x onerror=alert(1)> ![i](http://example.invalid/i.png)"
+    screen["sentence"] = hostile
+    screen["task"] = hostile
+    screen["sequence"]["tokens"][1] = hostile
+    for probe in screen["probes"]:
+        probe["summary"] = probe["title"] = hostile
+    update_derived(run.path, {"first_screen.json": json.dumps(screen).encode()})
+    st.cache_data.clear()
+    page = opened()
+    assert hostile in texts(page)
+    markdown = [*page.markdown, *page.caption, *page.header, *page.title]
+    assert [element.value for element in markdown if "onerror" in str(element.value)] == []
+    assert [e for e in page.get("html") if "onerror" in e.proto.body] == []
+
+
+def test_a_damaged_run_is_one_line(home, tmp_path, monkeypatch):
+    shutil.copytree(home / "tiny", tmp_path / "tiny")
+    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))
+    path = tmp_path / "tiny" / "first_screen.json"
+    data = path.read_bytes()
+    path.write_bytes(data[:-3] + b"?" + data[-2:])
+    st.cache_data.clear()
+    page = opened()
+    (line,) = [text for text in texts(page).split("\n") if "sha256" in text]
+    assert line.startswith("first_screen.json must have the sha256")
+    assert "Traceback" not in texts(page)
+
+
+def test_an_error_that_nobody_foresaw_is_one_line(home, monkeypatch):
+    from apps.studio import charts
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("one\ntwo")
+
+    monkeypatch.setattr(charts, "attention_map", broken)
+    page = opened()
+    assert "This could not be drawn:\nKeyError: 'one\\ntwo'" in texts(page)

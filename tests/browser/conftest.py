@@ -1,0 +1,49 @@
+"""One server of the studio for all tests of this folder, as `headlab app` starts it."""
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apps.studio.launch import server_command
+
+START_SECONDS = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def port(studio_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Serve the studio over the runs of studio_home; return its port."""
+    port = free_port()
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    settings = {**os.environ, "HEADLAB_HOME": str(studio_home)}
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            server_command(port, "tiny"), env=settings, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while True:
+            try:
+                with opener.open(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
+                    break
+            except OSError:
+                late = time.monotonic() > deadline
+                if server.poll() is not None or late:
+                    pytest.fail(f"the server did not start:\n{log.read_text()}")
+                time.sleep(0.1)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
