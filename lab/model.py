@@ -40,6 +40,8 @@ AttentionPath = Literal["auto", "fused", "explicit"]
 Observer = Callable[[int, AttentionReads], None]
 PerHead = Float[Tensor, "batch pos head d_model"]
 """The residual stream, forked: one copy for each head."""
+PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
+"""The same for each key and value head."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -212,8 +214,8 @@ class Attention(nn.Module):
     def forward(
         self,
         q_in: Resid | PerHead,
-        k_in: Resid | PerHead,
-        v_in: Resid | PerHead,
+        k_in: Resid | PerKeyHead,
+        v_in: Resid | PerKeyHead,
         run: Pass,
         use_result: bool,
     ) -> Resid:
@@ -372,7 +374,7 @@ class Block(nn.Module):
             return attn(normalised, normalised, normalised, run, use_result)
         return attn(*self.forks(residual, normalised), run, use_result)
 
-    def forks(self, residual: Resid, normalised: Resid) -> tuple[PerHead, PerHead, PerHead]:
+    def forks(self, residual: Resid, normalised: Resid) -> tuple[PerHead, PerKeyHead, PerKeyHead]:
         """Return what q, k and v of each head are made of, after the hooks on their inputs.
 
         The hooks get copies of the stream before ln1, one for each head. Copies are normalised past

@@ -143,8 +143,8 @@ def test_padding_shifts_nothing(model: HookedGPT, pads: tuple[int, ...]) -> None
             assert not pattern[row, :, :, :pad].any()
     if model.config.d_vocab_out is None:
         loss = model(padded, attention_mask=mask, return_type="loss")
-        padded[~mask] = 2
-        assert torch.equal(model(padded, attention_mask=mask, return_type="loss"), loss)
+        others = padded.masked_fill(~mask, 2)
+        assert torch.equal(model(others, attention_mask=mask, return_type="loss"), loss)
         loss.backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
     assert widest < 8
