@@ -84,6 +84,7 @@ def listed(entries: Sequence[tuple[str, str]]) -> str:
         textwrap.fill(
             meaning,
             width=HELP_WIDTH,
+            break_on_hyphens=False,
             initial_indent=f"  {name:<{width}}  ",
             subsequent_indent=" " * (width + 4),
         )
