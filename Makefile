@@ -56,7 +56,7 @@ clean: ## Remove the environment and the caches; run folders stay
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find lab probes apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(call install,EXTRAS): the environment, made once, with the pinned versions.
+# $(call install,EXTRAS): the environment with the pinned versions; pip is silent when it only brings one up to date.
 define install
 @if [ ! -x $(BIN)/pip ]; then \
 	found=; for python in $(PYTHONS); do \
@@ -71,7 +71,7 @@ define install
 	echo "Setting up .venv with $$($$found --version): see README.md for the size of the download"; \
 	$$found -m venv --clear .venv; \
 fi
-@$(BIN)/pip install --disable-pip-version-check --no-input -c constraints.txt -e '.$(1)'
+@$(BIN)/pip install --disable-pip-version-check --no-input $(if $(wildcard $(RUN)),--quiet) -c constraints.txt -e '.$(1)'
 endef
 
 $(RUN): pyproject.toml constraints.txt

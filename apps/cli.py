@@ -48,6 +48,9 @@ COMMANDS = (
         "ablate", "measure a run without some of its heads", "apps.commands.ablate:run_ablate"
     ),
     CommandEntry(
+        "prune", "remove heads of a run for good, as a new run", "apps.commands.prune:run_prune"
+    ),
+    CommandEntry(
         "generate", "let a run answer your own symbols", "apps.commands.generate:run_generate"
     ),
     CommandEntry(
@@ -67,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the name of the program; None: those of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Threads that wait for each other must not burn the processor: on a busy machine two of them
+    # were seen to take ten times as long as one. Torch reads this when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = guarded(given)
         sys.stdout.flush()

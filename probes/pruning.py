@@ -29,7 +29,10 @@ PER_KEY_HEAD = ("W_K", "W_V", "b_K", "b_V")
 """Attention weights by what their first axis is; a key head goes when nobody reads it any more."""
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""Largest logit difference at which a pruned model counts as the gated one, by dtype."""
+"""Largest difference at which a pruned model counts as the gated one, by dtype.
+
+Times the largest logit where that is above 1: rounding errors grow with it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,7 @@ class ParityCertificate:
     max_logit_difference: float
     """Largest |logit of the pruned model - logit of the gated model|."""
     limit: float
-    """What the difference may be, in this dtype."""
+    """What the difference may be, in this dtype and for logits of this size."""
     dtype: str
     n_sequences: int
     """Sequences that were compared."""
@@ -176,12 +179,13 @@ def certify(
     """
     gated = model(tokens, gates=gates)
     difference = (pruned(tokens) - gated).abs().max().item()
+    largest = max(1.0, gated.abs().max().item())
     before, after = latencies_ms([model, pruned], tokens, repeats)
     return ParityCertificate(
         heads=HeadGates(heads=removed_heads(pruned.config)).label,
         mode=mode,
         max_logit_difference=difference,
-        limit=LIMITS[gated.dtype],
+        limit=LIMITS[gated.dtype] * largest,
         dtype=str(gated.dtype).removeprefix("torch."),
         n_sequences=len(tokens),
         parameters_before=count_parameters(model),

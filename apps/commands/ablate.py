@@ -16,18 +16,27 @@ if TYPE_CHECKING:
 METRICS = ("loss", "token_accuracy", "exact_match")
 
 
+ABOUT = """
+Measure a run without some heads; without --heads, without each head and each
+layer in turn.
+
+  headlab ablate reversal
+  headlab ablate reversal --heads L0H1 L0H3 --mode mean
+
+An ablated head's output is replaced before it is mixed with the others'.
+
+  loss            mean over the answer tokens, in nats
+  token accuracy  share of answer tokens that are right
+  exact-match     share of sequences whose whole answer is right
+
+One head can seem useless because another does the same job: see the rows of
+whole layers.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AblateForm:
-    """Measure a run without some heads; without --heads, without each head and layer in turn.
-
-      headlab ablate reversal
-      headlab ablate reversal --heads L0H1 L0H3 --mode mean
-
-    An ablated head's output is replaced before it is mixed into the residual stream. loss is the
-    mean over answer tokens, in nats; token accuracy the share of answer tokens that are right;
-    exact-match the share of sequences whose answer is right as a whole. One head's loss can be
-    small because another head does the same job: see the rows of whole layers.
-    """
+    """What `headlab ablate` asks for."""
 
     run: RunName
     heads: Annotated[
@@ -49,7 +58,7 @@ class AblateForm:
 
 def run_ablate(arguments: list[str]) -> int:
     """Print what the ablation of some heads, or of each in turn, does to loss and accuracy."""
-    form = fill_in(AblateForm, arguments, command="ablate")
+    form = fill_in(AblateForm, arguments, command="ablate", about=ABOUT)
     heads = parse_heads(form.heads)
     opened = open_for_measuring(
         form.run, checkpoint=form.checkpoint, sequences=form.sequences, device=form.device

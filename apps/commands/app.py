@@ -26,14 +26,20 @@ PORTS_TO_TRY = 100
 START_SECONDS = 60.0
 
 
+ABOUT = """
+Open the app: click a head, see what it attends to, ablate it, watch the
+answers change.
+
+  headlab app --run reversal
+
+Only this machine can reach it, and it asks nothing of the network. Ctrl-C
+ends it.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AppForm:
-    """Open the app: click a head, see what it attends to, ablate it, watch the answers change.
-
-    headlab app --run reversal
-
-    Only this machine can reach it, and it asks nothing of the network. Ctrl-C ends it.
-    """
+    """What `headlab app` asks for."""
 
     port: Annotated[
         int | None,
@@ -53,7 +59,7 @@ class AppForm:
 
 def run_app(arguments: list[str]) -> int:
     """Serve the app until Ctrl-C."""
-    form = fill_in(AppForm, arguments, command="app")
+    form = fill_in(AppForm, arguments, command="app", about=ABOUT)
     run = None if form.run is None else name_in_home(form.run)
     return serve(free_port(form.port), run)
 

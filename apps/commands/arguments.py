@@ -1,5 +1,6 @@
 """What several commands ask for in the same words, and how a form is filled in from arguments."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -7,10 +8,14 @@ from typing import Annotated, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
+from apps.console import say
 from lab.manifest import MANIFEST
 from lab.runs import CHECKPOINTS
 
 Form = TypeVar("Form")
+
+HELP_WIDTH = 80
+"""Columns of a help text, as the parser writes its part of it."""
 
 RunName = Annotated[
     Positional[str],
@@ -44,32 +49,48 @@ def fill_in(
     arguments: Sequence[str],
     *,
     command: str,
+    about: str,
     default: Form | None = None,
-    description: str | None = None,
 ) -> Form:
     """Return the form that the arguments of a command fill in.
 
     Args:
-        form: A dataclass; its docstrings are the help.
+        form: A dataclass; its fields' docstrings are the help of the flags.
         arguments: What stands after the command's name.
         command: The command's name.
+        about: What --help says first; the parser would run its lines together.
         default: A filled form whose values stand where the arguments say nothing.
-        description: What --help says first; None: the form's docstring.
 
     Raises:
         SystemExit: After --help (code 0), or a wrong flag, explained on stderr (code 2).
     """
+    if asks_for_help(arguments):
+        say(f"{about.strip()}\n")
+    prog = f"headlab {command}"
     if default is None:
-        return tyro.cli(form, prog=f"headlab {command}", args=arguments, description=description)
-    return tyro.cli(
-        form, prog=f"headlab {command}", args=arguments, default=default, description=description
-    )
+        return tyro.cli(form, prog=prog, args=arguments, description="")
+    return tyro.cli(form, prog=prog, args=arguments, description="", default=default)
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Tell whether --help is among the arguments."""
+    return "-h" in arguments or "--help" in arguments
 
 
 def listed(entries: Sequence[tuple[str, str]]) -> str:
     """Return names and what they mean as the lines of a help text."""
     width = max(len(name) for name, _ in entries)
-    return "\n".join(f"  {name:<{width}}  {meaning}" for name, meaning in entries)
+    lines = (
+        textwrap.fill(
+            meaning,
+            width=HELP_WIDTH,
+            break_on_hyphens=False,
+            initial_indent=f"  {name:<{width}}  ",
+            subsequent_indent=" " * (width + 4),
+        )
+        for name, meaning in entries
+    )
+    return "\n".join(lines)
 
 
 def check_out(out: Path) -> None:

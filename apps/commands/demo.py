@@ -22,13 +22,17 @@ PRESET = "reversal"
 HEADS = "heads.csv"
 
 
+ABOUT = """
+Train the reversal GPT, see what its heads do, and open the app on it.
+
+Takes about a minute on two processor cores; the second time, the run is there
+already. Ctrl-C loses nothing: the next `headlab demo` goes on from there.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemoForm:
-    """Train the reversal GPT, see what its heads do, and open the app on it.
-
-    Takes about a minute on two processor cores; the second time the run is there already. Ctrl-C in
-    the middle loses nothing: the next `headlab demo` goes on from there.
-    """
+    """What `headlab demo` asks for."""
 
     name: Annotated[str, arg(metavar="RUN", help="Name of the run.")] = "demo"
     device: Device = "auto"
@@ -38,7 +42,7 @@ class DemoForm:
 
 def run_demo(arguments: list[str]) -> int:
     """Train and probe what is missing, print the head table, and serve the app."""
-    form = fill_in(DemoForm, arguments, command="demo")
+    form = fill_in(DemoForm, arguments, command="demo", about=ABOUT)
     run_dir = runs_home() / form.name
     if not (run_dir / MANIFEST).is_file():
         code = train_demo(run_dir, form.device)

@@ -15,17 +15,21 @@ if TYPE_CHECKING:
     from lab.gates import GateTensors, HeadGates
 
 
+ABOUT = """
+Show a run's answer to your own symbols, and the right answer.
+
+  headlab generate reversal abcdefghij
+  headlab generate reversal abcdefghij --ablate L0H1 L0H2
+  headlab generate reversal abcdefghij --temperature 2 --seed 7
+
+The symbols are written without spaces: lower-case letters, as many as the run
+was trained on. Fewer are allowed, but the model never saw so few.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateForm:
-    """Show a run's answer to your own symbols, and the right answer.
-
-      headlab generate reversal abcdefghij
-      headlab generate reversal abcdefghij --ablate L0H1 L0H2
-      headlab generate reversal abcdefghij --temperature 2 --seed 7
-
-    The symbols are written without spaces: lower-case letters, as many as the run was trained on.
-    Fewer are allowed, but a model has no reason to know what to do with them.
-    """
+    """What `headlab generate` asks for."""
 
     run: RunName
     prompt: Annotated[
@@ -48,7 +52,7 @@ class GenerateForm:
 
 def run_generate(arguments: list[str]) -> int:
     """Print a prompt, what the run answers, and what is right."""
-    form = fill_in(GenerateForm, arguments, command="generate")
+    form = fill_in(GenerateForm, arguments, command="generate", about=ABOUT)
     heads = parse_heads(form.ablate)
     opened = open_for_measuring(form.run, checkpoint=form.checkpoint, device=form.device)
     from lab.generation import generate

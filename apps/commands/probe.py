@@ -26,9 +26,9 @@ ABOUT = f"""Score every head of a run on every probe, and print one row a head.
   headlab probe reversal
   headlab probe reversal --probes sources previous --checkpoint 100 --out scores
 
-A score is the attention that a head puts on the probe's cells, the mean over the rows that the
-probe looks at: 0 none of it, 1 all of it. The last line, chance, is what a head that spreads evenly
-would score.
+A score is the attention that a head puts on the probe's cells, the mean over
+the rows that the probe looks at: 0 is none of it, 1 is all of it. The last
+line, chance, is what a head that spreads evenly would score.
 
 probes:
 {listed([(entry.name, entry.summary) for entry in PROBES])}
@@ -59,7 +59,7 @@ class ProbeForm:
 
 def run_probe(arguments: list[str]) -> int:
     """Print the head table of a run, and write it where asked."""
-    form = fill_in(ProbeForm, arguments, command="probe", description=ABOUT)
+    form = fill_in(ProbeForm, arguments, command="probe", about=ABOUT)
     names = form.probes or None
     choose_probes(names, has_sources=True)
     if form.out is not None:

@@ -13,12 +13,18 @@ from lab.runs import Run, open_run
 REPORT = "report.html"
 
 
+ABOUT = """
+Write what the probes say about a run: tables (CSV, Parquet, JSON), figures,
+and one HTML page that needs nothing else.
+
+  headlab report reversal
+  headlab report reversal --out reversal-report
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportForm:
-    """Write what the probes say about a run: CSV, Parquet and JSON tables, figures, one HTML page.
-
-    headlab report reversal
-    """
+    """What `headlab report` asks for."""
 
     run: RunName
     out: Annotated[
@@ -33,7 +39,7 @@ class ReportForm:
 
 def run_report(arguments: list[str]) -> int:
     """Write the report of a run and say where it is."""
-    form = fill_in(ReportForm, arguments, command="report")
+    form = fill_in(ReportForm, arguments, command="report", about=ABOUT)
     run = open_run(form.run)
     if form.out is not None:
         check_out(form.out)

@@ -25,18 +25,23 @@ TRAINING_STATE = "optimizer.safetensors"
 """The file of a checkpoint without which training cannot go on from it."""
 
 
+ABOUT = """
+List the runs: what each was trained on, for how long, how well it answers.
+
+  exact-match  share of unseen sequences whose whole answer is right, at the end
+  resumable    whether the checkpoints hold all that training needs to go on,
+               or the weights only
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunsForm:
-    """List the runs: what each was trained on, for how long, and how well it answers.
-
-    exact-match is the share of unseen sequences with every answer token right. resumable says
-    whether training could go on from the last checkpoint, or only its weights were kept.
-    """
+    """What `headlab runs` asks for: nothing."""
 
 
 def run_runs(arguments: list[str]) -> int:
     """List the complete runs, then those that stopped before their end."""
-    fill_in(RunsForm, arguments, command="runs")
+    fill_in(RunsForm, arguments, command="runs", about=ABOUT)
     home = runs_home()
     runs = list_runs(home)
     if runs:

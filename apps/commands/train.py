@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, Suppress, arg
 
-from apps.commands.arguments import fill_in, listed
+from apps.commands.arguments import asks_for_help, fill_in, listed
 from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
@@ -25,8 +25,10 @@ ABOUT = f"""Train a model into a new run folder.
   headlab train reversal --name wide --model.d-model 128 --steps 800
   headlab train --resume wide
 
-A preset is a whole configuration; the flags change parts of it. Ctrl-C keeps what was learned, and
---resume goes on from there. Several processes: torchrun --nproc-per-node 2 -m apps.cli train ...
+A preset is a whole configuration; the flags change parts of it. Ctrl-C keeps
+what was learned, and --resume goes on from there. With several processes:
+
+  torchrun --nproc-per-node 2 -m apps.cli train reversal --name wide
 
 presets:
 {listed([(entry.name, entry.summary) for entry in PRESETS])}
@@ -34,8 +36,9 @@ presets:
 tasks (--task):
 {listed([(entry.name, entry.summary) for entry in TASKS])}
 
---seed N seeds the data and the initial weights; with --model.seed, the weights have their own.
---model.d-vocab and --model.n-ctx follow the task, unless you give them.
+--seed N seeds the data and the initial weights; --model.seed gives the weights
+a seed of their own. --model.d-vocab and --model.n-ctx follow the task, unless
+you give them.
 """
 
 
@@ -95,14 +98,13 @@ def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
     """
     blank = TrainForm(config=unchecked(PRESETS[0].make()))
     named = [a for a in arguments if a not in ("-h", "--help")]
-    first = fill_in(TrainForm, named, command="train", default=blank)
-    helped = len(named) < len(arguments)
+    first = fill_in(TrainForm, named, command="train", about=ABOUT, default=blank)
     if first.resume is not None:
         run = run_to_resume(first.resume)
         base, run_dir = run.config, run.path
     elif first.preset is not None:
         base, run_dir = get_preset(first.preset), runs_home() / (first.name or "")
-    elif helped:
+    elif asks_for_help(arguments):
         base, run_dir = blank.config, runs_home()
     else:
         raise ValueError(
@@ -110,7 +112,7 @@ def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
             "or `headlab train --resume RUN` to go on with a run"
         )
     default = TrainForm(config=unchecked(base))
-    form = fill_in(TrainForm, arguments, command="train", default=default, description=ABOUT)
+    form = fill_in(TrainForm, arguments, command="train", about=ABOUT, default=default)
     form = dataclasses.replace(form, config=checked(form.config))
     if form.resume is not None:
         for what, value in (("preset", form.preset), ("--name", form.name)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from apps.studio import loaders, widgets
+from apps.studio import loaders, panels, widgets
 from apps.studio.launch import run_argument
 
 HERE = Path(__file__).parent
@@ -25,7 +25,12 @@ def main() -> None:
     st.html(HERE / "style.css")
     # Not in a folder called pages: Streamlit would run what is there without this script.
     page = st.navigation(
-        [st.Page("screens/heads.py", title="Heads", default=True)], position="top"
+        [
+            st.Page("screens/heads.py", title="Heads", default=True),
+            st.Page("screens/ablate.py", title="Ablate", url_path="ablate"),
+            st.Page("screens/prune.py", title="Prune", url_path="prune"),
+        ],
+        position="top",
     )
     try:
         runs = loaders.all_runs()
@@ -41,8 +46,10 @@ def main() -> None:
             )
             view = replace(view, prompt="")
         widgets.banner(view)
-        st.session_state["view"] = view
-        page.run()
+        scene = panels.header(view, clicks_always_ablate=page.url_path != "")
+        if scene is not None:
+            st.session_state["scene"] = scene
+            page.run()
     except Exception as error:  # whatever it was, a page's trouble is one line on the screen
         widgets.failure(error)
 

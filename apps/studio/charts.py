@@ -66,7 +66,7 @@ def head_grid(
     *,
     shape: tuple[int, int],
     ablated: Sequence[str],
-    chosen: str,
+    chosen: str | None,
     low: float,
     high: float,
     title: str,
@@ -77,7 +77,7 @@ def head_grid(
         scores: Rows with layer, head and score (None where it has no meaning).
         shape: Layers and heads of the grid; heads without a row stay blank.
         ablated: Labels of the heads to cross out.
-        chosen: Label of the head whose map is shown; it is framed.
+        chosen: Label of the head whose map is shown; it is framed. None: no frame.
         low: Score of the palest colour.
         high: Score of the darkest colour.
         title: What the score is called.
@@ -291,3 +291,57 @@ def answer_strip(rows: Mapping[str, Sequence[str]], expected: Sequence[str]) -> 
     )
     width = min(36, 760 // max(1, longest)) * longest
     return styled(alt.layer(cells, letters, marks), width, 36 * len(rows))
+
+
+def per_cent(probability: float) -> str:
+    """Write a probability; what is not quite nothing or all is not called so.
+
+    >>> per_cent(0.009), per_cent(0.00009), per_cent(0.99999), per_cent(1.0)
+    ('0.9 %', '<0.1 %', '>99.9 %', '100.0 %')
+    """
+    if 0.0 < probability < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= probability < 1.0:
+        return ">99.9 %"
+    return f"{100 * probability:.1f} %"
+
+
+def token_bars(rows: Sequence[Mapping[str, Any]], kind: str, expected: str) -> alt.LayerChart:
+    """Draw the probabilities of the next token as bars from 0 to 1; the right one is marked.
+
+    Args:
+        rows: token, baseline and gated; their order is the order of the bars.
+        kind: baseline or ablated: which of the two is drawn.
+        expected: The right token.
+    """
+    column = "baseline" if kind == "baseline" else "gated"
+    names = [row["token"] for row in rows]
+    data = [
+        {
+            "token": row["token"],
+            "probability": row[column],
+            "text": per_cent(row[column]) + (" right" if row["token"] == expected else ""),
+            "right": row["token"] == expected,
+        }
+        for row in rows
+    ]
+    base = alt.Chart(pd.DataFrame(data)).encode(
+        x=alt.X(
+            "probability:Q",
+            title="probability",
+            scale=alt.Scale(domain=[0, 1]),
+            axis=alt.Axis(format="%", tickCount=5, grid=True, gridColor=LINE),
+        ),
+        y=alt.Y("token:N", sort=names, title=None, axis=alt.Axis(labelFontSize=14)),
+        tooltip=[
+            alt.Tooltip("token:N", title="next"),
+            alt.Tooltip("probability:Q", title="probability", format=".4f"),
+        ],
+    )
+    colour = BASELINE if kind == "baseline" else ABLATED
+    bars = base.mark_bar(cornerRadiusEnd=3, color=colour).encode(
+        opacity=alt.condition("datum.right", alt.value(1.0), alt.value(0.45))
+    )
+    # Close to 1 there is no room behind the bar.
+    texts = base.mark_text(fontSize=13, align="left", dx=5, color=INK).encode(text="text:N")
+    return styled(alt.layer(bars, texts), 380, 24 * len(rows))

@@ -5,6 +5,7 @@ this module: the first screen is drawn from files. Cached functions have small k
 labels, texts); an argument with an underscore is no part of the key and must follow from the rest.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ import streamlit as st
 from apps.studio.address import Mode, View
 from lab.durable import read_json
 from lab.naming import head_label, parse_head
-from lab.runs import Run, list_runs, runs_home
+from lab.runs import Run, check_run_name, list_runs, runs_home
 
 if TYPE_CHECKING:
     from lab.gates import GateTensors, HeadGates, Reference
     from lab.model import HookedGPT
-    from lab.tasks.base import Task
+    from lab.tasks.base import Batch, Task
 
 FIRST_SCREEN = "first_screen.json"
 SCREEN_VERSION = 1
@@ -44,6 +45,16 @@ class Reading:
     """Symbols of the right answer."""
     answer: list[str]
     """Symbols that the model generates, the most probable one each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokens:
+    """What may come next at each place of the right answer."""
+
+    expected: list[str]
+    """The right symbol at each place."""
+    places: list[list[dict[str, Any]]]
+    """At each place, rows of token, baseline and gated probability."""
 
 
 def all_runs() -> list[Run]:
@@ -133,18 +144,22 @@ def task_of(run: Run) -> "Task":
     return get_task(config.task, length=config.length, n_symbols=config.n_symbols)
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
-def reference(identity: Identity, _view: View) -> "Reference":
-    """Return the mean of every head over the task's reference sequences."""
+@st.cache_resource(max_entries=8, show_spinner=False)
+def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
+    """Return the mean of every head over the task's reference sequences.
+
+    A mean at each position is what a head says on average there; a constant one, over the positions
+    too, is what pruning can fold into a bias.
+    """
     from probes.ablation import mean_reference
 
     batch = task_of(_view.run).sample(
         REFERENCE_SEQUENCES, seed=_view.run.config.seed, split="reference"
     )
-    return mean_reference(weights(identity, _view), batch)
+    return mean_reference(weights(identity, _view), batch, per_position=not constant)
 
 
-def gates_of(view: View) -> "HeadGates | GateTensors | None":
+def gates_of(view: View, *, constant: bool = False) -> "HeadGates | GateTensors | None":
     """Return the view's ablation as the argument of forward; None where no head is ablated."""
     if not view.ablated:
         return None
@@ -154,25 +169,63 @@ def gates_of(view: View) -> "HeadGates | GateTensors | None":
     heads = [parse_head(label) for label in view.ablated]
     if view.mode == "zero":
         return HeadGates.ablate(heads, like=model)
-    mean = reference(view.identity, view)
+    mean = reference(view.identity, constant, view)
     return HeadGates.ablate(heads, like=model, fill=mean).tensors(model, [mean])
 
 
-def numbers(view: View) -> dict[str, float]:
+def numbers(view: View, *, constant: bool = False) -> dict[str, float]:
     """Return loss, exact_match, token_accuracy and n_sequences of a view on unseen sequences."""
-    return evaluated(view.identity, view.ablated, view.mode, view)
+    return evaluated(view.identity, view.ablated, view.mode, constant, view)
 
 
 @st.cache_data(max_entries=256, show_spinner="Measuring")
 def evaluated(
-    identity: Identity, ablated: tuple[str, ...], mode: Mode, _view: View
+    identity: Identity, ablated: tuple[str, ...], mode: Mode, constant: bool, _view: View
 ) -> dict[str, float]:
     """Evaluate a model on the sequences that training evaluated on."""
     from lab.evaluation import evaluate
 
-    config = _view.run.config
-    batch = task_of(_view.run).sample(config.eval_sequences, seed=config.seed, split="test")
-    return asdict(evaluate(weights(identity, _view), batch, gates=gates_of(_view)))
+    gates = gates_of(_view, constant=constant)
+    return asdict(evaluate(weights(identity, _view), unseen(_view.run), gates=gates))
+
+
+def unseen(run: Run) -> "Batch":
+    """Return the sequences that a run's training was evaluated on."""
+    config = run.config
+    return task_of(run).sample(config.eval_sequences, seed=config.seed, split="test")
+
+
+def export_pruned(view: View, name: str) -> dict[str, Any]:
+    """Write the model without the ablated heads as a new run, read it back and compare.
+
+    Returns:
+        The name; the certificate; and the numbers of the gated model and of the one read back.
+
+    Raises:
+        ValueError: The name is taken or none, or the two models differ: nothing is left.
+        OSError: The place cannot be written or is full: nothing is left.
+    """
+    from probes.pruned_run import export_pruned_run
+
+    check_run_name(name)
+    out = runs_home() / name
+    mean = reference(view.identity, True, view) if view.mode == "mean" else None
+    done = export_pruned_run(
+        view.run,
+        [parse_head(label) for label in view.ablated],
+        out,
+        unseen(view.run),
+        step=view.step,
+        mode=view.mode,
+        reference=mean,
+    )
+    listed_runs.clear()
+    return {
+        "name": name,
+        "certificate": done.certificate.to_dict(),
+        "gated": asdict(done.gated),
+        "pruned": asdict(done.pruned),
+    }
 
 
 def reading(view: View, text: str) -> Reading:
@@ -214,7 +267,7 @@ def intact(view: View) -> View:
     return replace(view, ablated=(), mode="zero")
 
 
-def baseline(view: View, screen: dict[str, Any]) -> dict[str, float]:
+def baseline(view: View, screen: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of the intact model; without a model where they are precomputed."""
     return numbers(intact(view)) if view.ablated or view.prompt else screen["accuracy"]
 
@@ -230,10 +283,10 @@ def prompt_problem(run: Run, text: str) -> str | None:
     return None
 
 
-def maps(view: View, screen: dict[str, Any]) -> tuple[list[str], dict[str, Matrix], float]:
+def maps(view: View, screen: Mapping[str, Any]) -> tuple[list[str], dict[str, Matrix], float]:
     """Return the sequence on show, the heads' maps on it, and the value that means 1."""
     if view.ablated or view.prompt:
-        read = reading(view, view.prompt or example_text(screen, view.run))
+        read = reading(view, text_on_show(view, screen))
         return read.tokens, read.maps, 1.0
     return screen["sequence"]["tokens"], screen["patterns"], 255.0
 
@@ -258,9 +311,43 @@ def record(
     }
 
 
-def example_text(screen: dict[str, Any], run: Run) -> str:
+def text_on_show(view: View, screen: Mapping[str, Any]) -> str:
+    """Return the symbols that the page is about: the person's prompt, or the run's example."""
+    return view.prompt or example_text(screen, view.run)
+
+
+def example_text(screen: Mapping[str, Any], run: Run) -> str:
     """Return the symbols of the run's own example, as a person would type them."""
     return "".join(screen["sequence"]["tokens"][1 : 1 + run.config.length])
+
+
+def next_tokens(view: View, text: str) -> NextTokens:
+    """Return what may come next at each place of the answer, with and without the ablation."""
+    return read_next_tokens(view.identity, view.ablated, view.mode, text, view)
+
+
+@st.cache_data(max_entries=64, show_spinner="Reading")
+def read_next_tokens(
+    identity: Identity, ablated: tuple[str, ...], mode: Mode, text: str, _view: View
+) -> NextTokens:
+    """Read the probabilities of the next symbol along the right answer."""
+    from probes.next_token import next_token_table
+
+    task = task_of(_view.run)
+    symbols = task.read(text)
+    whole, given = task.sequences(symbols).tokens, task.prompts(symbols).shape[1]
+    table = next_token_table(
+        weights(identity, _view), whole, gates=gates_of(_view), vocab=task.vocab
+    )
+    columns = ["token", "baseline", "gated"]
+    by_place = dict(list(table.groupby("query_pos")[columns]))
+    return NextTokens(
+        expected=task.vocab.decode(whole[0, given:].tolist()),
+        places=[
+            [dict(zip(columns, row, strict=True)) for row in by_place[place].to_numpy().tolist()]
+            for place in range(given - 1, whole.shape[1] - 1)
+        ],
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 METRICS: tuple[tuple[str, str], ...] = (
     ("loss", "Loss"),
@@ -53,3 +54,23 @@ def comparison(columns: Sequence[tuple[str, str, Mapping[str, float]]]) -> str:
     )
     top = f"<thead><tr><th></th>{head}</tr></thead>"
     return f'<table class="comparison">{top}<tbody>{rows}</tbody></table>'
+
+
+SIZES: tuple[tuple[str, str, str], ...] = (
+    ("parameters", "Parameters", "{:,}"),
+    ("cache_bytes", "Cache of a token (bytes)", "{:,}"),
+    ("latency_ms", "Forward pass (ms)", "{:.2f}"),
+)
+"""Names in a parity certificate and on the screen, and how their values are written."""
+
+
+def before_and_after(certificate: Mapping[str, Any]) -> str:
+    """Return an HTML table of what pruning made smaller."""
+    rows = "".join(
+        f"<tr><th>{title}</th>"
+        f'<td data-size="{name}_before">{form.format(certificate[f"{name}_before"])}</td>'
+        f'<td data-size="{name}_after">{form.format(certificate[f"{name}_after"])}</td></tr>'
+        for name, title, form in SIZES
+    )
+    head = "<thead><tr><th></th><th>Before</th><th>After</th></tr></thead>"
+    return f'<table class="comparison">{head}<tbody>{rows}</tbody></table>'

@@ -143,6 +143,12 @@ def note(name: str, text: str) -> None:
         st.text(text)
 
 
+def column_title(kind: str, view: View, name: str) -> None:
+    """Head a column with the model that it shows, in that model's colour."""
+    with st.container(key=f"title_{kind}_{name}"):
+        st.text("Baseline" if kind == "baseline" else f"Ablated: {' '.join(view.ablated)}")
+
+
 def empty_home() -> None:
     """Say how to get a run where there is none."""
     st.header("No run yet")

@@ -44,7 +44,8 @@ def test_help_names_every_command(arguments: tuple[str, ...], headlab: Headlab) 
 def test_each_command_explains_itself(name: str, headlab: Headlab) -> None:
     code, out, err = headlab(name, "--help")
     assert (code, err) == (0, "")
-    assert out.startswith(f"usage: headlab {name}")
+    assert f"\n\nusage: headlab {name}" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_help_of_train_shows_the_defaults_of_the_preset(headlab: Headlab) -> None:

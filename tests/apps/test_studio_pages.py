@@ -10,7 +10,10 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from apps.studio import loaders
+from apps.studio.address import View, all_heads
 from apps.studio.launch import ENTRY
+from lab.runs import open_run
 
 
 @pytest.fixture
@@ -31,6 +34,10 @@ def opened(**address: str | list[str]) -> AppTest:
 def texts(page: AppTest) -> str:
     assert not page.exception
     return "\n".join(element.value for element in page.text)
+
+
+def press(page: AppTest, label: str) -> None:
+    next(button for button in page.button if button.label.startswith(label)).click().run()
 
 
 def table(page: AppTest) -> str:
@@ -141,6 +148,79 @@ def test_changing_the_run_forgets_the_checkpoint_of_the_other(home):
     assert page.selectbox(key="ckpt").value == "1"
 
 
+def test_the_ablate_page_compares_side_by_side_on_one_scale(home):
+    page = opened(abl=["L0H0", "L0H1"], head="L1H0", prompt="abcd")
+    page.switch_page("screens/ablate.py").run()
+    assert "2 heads ablated (zero): L0H0 L0H1" in texts(page)
+    titles = [text.value for text in page.text if text.value.startswith(("Baseline", "Ablated:"))]
+    assert titles == ["Baseline", "Ablated: L0H0 L0H1"] * 2
+    specs = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
+    bars = [spec for spec in specs if "probability" in str(spec)]
+    assert [spec["layer"][0]["encoding"]["x"]["scale"]["domain"] for spec in bars] == [[0, 1]] * 2
+    assert len(specs) == 6  # grid, answers, two bars, two maps
+    assert page.selectbox(key="head").value == "L1H0"
+    page.slider(key="place").set_value(3).run()
+    assert not page.exception
+
+
+def test_the_ablate_page_without_ablation_shows_the_baseline_only(home):
+    page = opened().switch_page("screens/ablate.py").run()
+    assert "Click heads on the grid to ablate them" in texts(page)
+    assert "Ablated:" not in texts(page)
+    assert len(page.get("vega_lite_chart")) == 4
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_heads_are_removed_verified_and_opened(home, tmp_path, monkeypatch, mode):
+    shutil.copytree(home / "tiny", tmp_path / "tiny")
+    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))
+    st.cache_data.clear()
+    page = opened(abl=["L1H0", "L0H1"], mode=mode).switch_page("screens/prune.py").run()
+    page.text_input(key="new_run_tiny").set_value("small")
+    press(page, "Remove")
+    assert "Written as small and read back:" in texts(page)
+    tables = [e.proto.body for e in page.get("html") if "<table" in e.proto.body]
+    for metric in ("loss", "exact_match", "token_accuracy"):
+        cells = [
+            part.split("</td>")[0]
+            for body in tables[:2]
+            for part in body.split(f'data-metric="{metric}">')[1:]
+        ]
+        assert cells[1] == cells[2] == cells[3]  # ablated, gated, pruned and read back
+    assert open_run(tmp_path / "small").config.model.kept_heads == ((0,), (1,))
+    press(page, "Open the pruned run")
+    assert page.selectbox(key="run").value == "small"
+    assert page.multiselect(key="abl").options == ["L0H0", "L1H1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../outside", "run name must be 1 to 100 letters"),
+        ("", "run name must be 1 to 100 letters"),
+        ("tiny", "tiny"),
+    ],
+)
+def test_a_bad_name_for_a_pruned_run_writes_nothing(home, name, message):
+    before = sorted(home.parent.rglob("*"))
+    page = opened(abl=["L1H0"]).switch_page("screens/prune.py").run()
+    page.text_input(key="new_run_tiny").set_value(name)
+    press(page, "Remove")
+    assert "Nothing was written:" in texts(page)
+    assert message in texts(page)
+    assert sorted(home.parent.rglob("*")) == before
+
+
+def test_a_model_without_heads_says_so(home, tmp_path, monkeypatch):
+    shutil.copytree(home / "tiny", tmp_path / "tiny")
+    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))
+    run = open_run(tmp_path / "tiny")
+    view = View(run=run, step=60, ablated=tuple(all_heads(run)))
+    loaders.export_pruned(view, "bare")
+    page = opened(run="bare")
+    assert "Every head of this model was pruned" in texts(page)
+
+
 def test_two_sessions_do_not_disturb_each_other(home):
     alone = opened(prompt="abcd")
     ablated = opened(prompt="abcd", abl=["L0H0", "L0H1"])
@@ -168,7 +248,7 @@ def test_without_a_run_the_page_says_the_command(tmp_path, monkeypatch):
 
 def test_what_a_run_folder_says_is_never_markdown(home, tmp_path, monkeypatch):
     """A run folder may come from anyone: its words go where no markdown is read."""
-    from lab.runs import open_run, update_derived
+    from lab.runs import update_derived
 
     shutil.copytree(home / "tiny", tmp_path / "tiny")
     monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))

@@ -1,6 +1,7 @@
 """One server of the studio for all tests of this folder, as `headlab app` starts it."""
 
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -23,10 +24,12 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def port(studio_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Serve the studio over the runs of studio_home; return its port."""
+    """Serve the studio over a copy of the runs of studio_home; return its port."""
     port = free_port()
+    home = tmp_path_factory.mktemp("served") / "runs"
+    shutil.copytree(studio_home, home)
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    settings = {**os.environ, "HEADLAB_HOME": str(studio_home)}
+    settings = {**os.environ, "HEADLAB_HOME": str(home)}
     with log.open("wb") as output:
         server = subprocess.Popen(
             server_command(port, "tiny"), env=settings, stdout=output, stderr=subprocess.STDOUT

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +58,16 @@ class Person:
     def open(self, address: str = "") -> None:
         self.page.goto(self.root + address)
         expect(self.table).to_be_visible()
+
+    def hear(self, message: ConsoleMessage) -> None:
+        """Remember an error on the console.
+
+        On a page's own address Streamlit's frontend looks for its server beside the page first, and
+        finds it one level up.
+        """
+        beside = re.search(r"/(ablate|prune)/_stcore/", message.location["url"])
+        if message.type == "error" and not beside:
+            self.console.append(message.text)
 
     @property
     def cells(self) -> Locator:
@@ -124,12 +134,7 @@ def somebody(
         context.set_default_timeout(PATIENCE)
         person = Person(page=context.new_page(), root=f"http://127.0.0.1:{port}/")
         people.append(person)
-        person.page.on(
-            "console",
-            lambda message: (
-                person.console.append(message.text) if message.type == "error" else None
-            ),
-        )
+        person.page.on("console", lambda message: person.hear(message))
         person.page.on("pageerror", lambda error: person.console.append(str(error)))
         person.page.on(
             "request",
@@ -228,13 +233,47 @@ def test_junk_in_a_link_is_named_and_nothing_breaks(somebody):
     person = somebody()
     person.open("?abl=L99H0&run=../../etc&ckpt=nan&head=L7H7&metric=%3Cimg%20src%3Dx%3E")
     notice = person.page.locator("[class*=st-key-notice_]")
-    expect(notice.first).to_contain_text("unknown run '../../etc'; choose from raw, tiny")
+    expect(notice.first).to_contain_text("unknown run '../../etc'; choose from raw, ")
     expect(notice.first).to_contain_text("unknown head 'L99H0'")
     expect(notice.last).to_contain_text("unknown probe '<img src=x>'")
     expect(person.page.get_by_text("L0H0 looks like a reversal head")).to_be_visible()
     expect(person.page.get_by_text(re.compile("Traceback|Error:"))).to_have_count(0)
     expect(person.page.get_by_role("combobox", name="Run")).to_have_value("tiny")
     person.until(lambda: person.address == {})
+
+
+def test_pages_keep_the_state_and_the_banner_stays_in_sight(somebody):
+    person = somebody()
+    person.open("ablate?abl=L0H0&head=L1H1&metric=previous&run=tiny")
+    expect(person.page.locator(".st-key-map_baseline svg.marks")).to_be_visible()
+    expect(person.page.locator(".st-key-map_ablated svg.marks")).to_be_visible()
+    state = {"abl": ["L0H0"], "head": ["L1H1"], "metric": ["previous"]}
+    person.until(lambda: person.address == state)
+    person.click(1)  # on this page a click always ablates
+    expect(person.banner).to_contain_text("2 heads ablated (zero): L0H0 L0H1")
+    person.page.locator(".st-key-map_ablated").scroll_into_view_if_needed()
+    person.page.mouse.wheel(0, 3000)
+    expect(person.banner).to_be_in_viewport()
+    person.page.get_by_role("link", name="Heads").click()
+    expect(person.page.locator(".st-key-map svg.marks")).to_be_visible()
+    state["abl"] = ["L0H0", "L0H1"]
+    person.until(lambda: person.address == state)
+
+
+def test_heads_are_removed_and_verified_in_one_click(somebody):
+    person = somebody()
+    person.open("prune?abl=L1H0&abl=L1H1")
+    person.page.get_by_label("Name of the new run").fill("small")
+    person.page.get_by_role("button", name="Remove 2 heads and verify").click()
+    expect(person.page.get_by_text("Written as small and read back:")).to_be_visible()
+    expect(person.page.locator("[data-size=parameters_after]")).to_be_visible()
+    expect(person.page.get_by_text("Largest difference of a logit")).to_be_visible()
+    gated = person.number("ablated", "loss").first.inner_text()
+    person.page.get_by_role("button", name="Open the pruned run").click()
+    expect(person.page.get_by_role("combobox", name="Run")).to_have_value("small")
+    person.until(lambda: person.address == {"run": ["small"]})
+    expect(person.cells).to_have_count(2)
+    expect(person.number("baseline", "loss")).to_have_text(gated)
 
 
 def test_two_people_do_not_disturb_each_other(somebody):

@@ -87,6 +87,6 @@ def test_nothing_is_left_when_it_cannot_be(
         export_pruned_run(trained, [(0, 0)], tmp_path / "taken", batch)
     # A model that does not read back as the gated one is not given a name.
     monkeypatch.setattr(pruned_run, "load_model", lambda path, step=None: load_model(trained.path))
-    with pytest.raises(ValueError, match="logits must be within 1e-05 of the gated"):
+    with pytest.raises(ValueError, match=r"logits must be within 1e-05 of the gated"):
         export_pruned_run(trained, [(0, 0)], tmp_path / "b", batch)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["taken"]

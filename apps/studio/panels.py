@@ -1,0 +1,169 @@
+"""Parts of pages that several pages show: the header, the grid, a head's map, numbers, answers.
+
+Each draws one thing where it is called; the order and the columns are the page's.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from apps.studio import charts, loaders, tables, widgets
+from apps.studio.address import View, all_heads, complaints
+from lab.naming import head_label
+
+Columns = list[tuple[str, str, dict[str, float]]]
+"""What each model is called, the class of its column, its numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a page is given to show."""
+
+    view: View
+    screen: Mapping[str, Any]
+    """What is known of the checkpoint before anything is ablated or typed."""
+    head: str
+    """The head whose map is shown."""
+    probe: Mapping[str, Any]
+    """The probe that the grid is coloured by."""
+    ablate: bool
+    """Whether a click on the grid ablates a head, rather than choosing it."""
+
+
+def header(view: View, *, clicks_always_ablate: bool) -> Scene | None:
+    """Say what was found in the model and draw the toolbar; None where there is no head to show."""
+    screen, heads = loaders.screen(view), all_heads(view.run)
+    probes = {probe["name"]: probe for probe in screen["probes"]}
+    widgets.unknown_in_address(
+        complaints("head", widgets.asked("head"), heads)
+        + complaints("probe", widgets.asked("metric"), list(probes)),
+        "notice_page",
+    )
+    facts(view, screen)
+    if not heads:
+        st.text("Every head of this model was pruned; there is nothing to show.")
+        return None
+    best = screen["best"]
+    with st.container(key="toolbar", horizontal=True, vertical_alignment="bottom"):
+        metric = st.selectbox(
+            "Colour by",
+            list(probes),
+            index=0 if best is None else list(probes).index(best["probe"]),
+            key="metric",
+            bind="query-params",
+            width=200,
+        )
+        label = heads[0] if best is None else head_label(best["layer"], best["head"])
+        head = st.selectbox(
+            "Attention of head",
+            heads,
+            index=heads.index(label),
+            key="head",
+            bind="query-params",
+            width=200,
+        )
+        ablate = clicks_always_ablate or st.toggle(
+            "Click ablates",
+            key="click",
+            bind="query-params",
+            help="Off: a click on the grid shows the head's map. On: it ablates or restores it.",
+        )
+    return Scene(view=view, screen=screen, head=head, probe=probes[metric], ablate=ablate)
+
+
+def facts(view: View, screen: Mapping[str, Any]) -> None:
+    """Say in words which model this is and what was found in it."""
+    with st.container(key="sentence"):
+        st.text(screen["sentence"])
+    model, reached = view.run.config.model, screen["accuracy"]
+    exact = tables.shown("exact_match", reached["exact_match"])
+    with st.container(key="facts"):
+        st.text(
+            f"Task {screen['task']}, {model.n_layers} layers x {model.n_heads} heads, "
+            f"step {view.step:,}. Exact match {exact} on "
+            f"{reached['n_sequences']:,} unseen sequences."
+        )
+
+
+def head_scores(scene: Scene) -> None:
+    """Draw the grid of scores; a click ablates a head or chooses it."""
+    probe, screen = scene.probe, scene.screen
+    chart = charts.head_grid(
+        [row for row in screen["scores"] if row["probe"] == probe["name"]],
+        shape=(screen["n_layers"], screen["n_heads"]),
+        ablated=scene.view.ablated,
+        chosen=scene.head,
+        low=probe["low"],
+        high=probe["high"],
+        title=probe["title"],
+    )
+    widgets.clickable_grid(
+        chart,
+        scene.view,
+        ablate=scene.ablate,
+        alt_text=f"Grid of heads, layer by head, coloured by {probe['title']}",
+    )
+    chance = "n/a" if probe["chance"] is None else f"{probe['chance']:.2f}"
+    widgets.note(
+        "probe",
+        f"{probe['summary']} Mean attention there, in the intact model; a head that looks "
+        f"everywhere alike scores {chance}.",
+    )
+
+
+def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 500) -> None:
+    """Draw the chosen head's map on the example, or on the prompt that was typed."""
+    tokens, maps, high = loaders.maps(view, scene.screen)
+    if scene.head not in maps:
+        st.text("The sequence is too long to draw its map.")
+        return
+    with st.container(key=name):
+        st.altair_chart(
+            charts.attention_map(maps[scene.head], tokens, high=high, size=size),
+            width="content",
+            theme=None,
+            alt=f"Attention map of {scene.head}: query by key",
+        )
+
+
+def numbers(scene: Scene, *, constant: bool = False) -> Columns:
+    """Show loss and accuracies, with and without the ablated heads; return them too."""
+    view = scene.view
+    columns: Columns = [("Baseline", "baseline", loaders.baseline(view, scene.screen))]
+    if view.ablated:
+        columns.append(("Ablated", "ablated", loaders.numbers(view, constant=constant)))
+    st.html(tables.comparison(columns))
+    return columns
+
+
+def answers(scene: Scene) -> dict[str, list[str]]:
+    """Show the generated answers, with and without the ablated heads; return them too."""
+    view, text = scene.view, loaders.text_on_show(scene.view, scene.screen)
+    whole = loaders.reading(loaders.intact(view), text)
+    rows = {"expected": whole.expected, "baseline": whole.answer}
+    if view.ablated:
+        rows["ablated"] = loaders.reading(view, text).answer
+    with st.container(key="answers"):
+        st.altair_chart(
+            charts.answer_strip(rows, whole.expected),
+            width="content",
+            theme=None,
+            alt="Answers symbol by symbol: expected, baseline, ablated",
+        )
+    return rows
+
+
+def record_button(view: View, columns: Columns, rows: dict[str, list[str]]) -> None:
+    """Offer the comparison with all its digits."""
+    st.download_button(
+        "Numbers as JSON",
+        data=json.dumps(loaders.record(view, columns, rows), indent=1),
+        file_name=f"{view.run.name}-ablation.json",
+        mime="application/json",
+        on_click="ignore",
+        type="tertiary",
+        icon=":material/download:",
+    )
