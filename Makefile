@@ -10,7 +10,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test slow bench golden docs fmt lint types arch check clean
+.PHONY: help demo app test slow golden docs fmt lint types arch check clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,11 +27,8 @@ test: $(DEV) ## Run the fast tests (ARGS="tests/lab -x" for some of them)
 slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow $(ARGS)
 
-bench: $(DEV) ## Measure against TransformerLens and transformers, side by side
-	@$(BIN)/pytest tests/benchmarks -m slow -s $(ARGS)
-
-golden: $(DEV) ## Rewrite the golden files; read the diff before you commit it
-	@$(BIN)/pytest tests/golden --update-golden $(ARGS)
+golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
+	@$(BIN)/pytest tests/golden $(ARGS)
 
 docs: $(DEV) ## Write the generated pages of docs/ again
 	@$(BIN)/python -c 'from pathlib import Path; from probes.catalogue import probes_as_markdown; Path("docs/probes.md").write_text(probes_as_markdown())'

@@ -27,12 +27,6 @@ hypothesis.settings.register_profile("headlab", deadline=None, derandomize="CI" 
 hypothesis.settings.load_profile("headlab")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="write the golden files instead of comparing"
-    )
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; there is none here")
