@@ -23,7 +23,7 @@ app: $(RUN) ## Open the app on the runs that exist
 
 ifdef ARGS
 test: $(DEV) ## Run the tests: fast, then browser (ARGS="tests/lab -x" for some of them)
-	@$(BIN)/pytest --numprocesses logical --maxprocesses 4 $(ARGS)
+	@$(BIN)/pytest $(ARGS)
 else
 test: fast browser
 endif
