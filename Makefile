@@ -10,7 +10,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test slow bench golden docs fmt lint types arch check clean
+.PHONY: help demo app test fast browser slow golden docs fmt lint types arch check clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,17 +21,24 @@ demo: $(RUN) ## Train a GPT, probe its heads, write artifacts/demo, open the app
 app: $(RUN) ## Open the app on the runs that exist
 	@$(BIN)/headlab app
 
-test: $(DEV) ## Run the fast tests (ARGS="tests/lab -x" for some of them)
+ifdef ARGS
+test: $(DEV) ## Run the tests: fast, then browser (ARGS="tests/lab -x" for some of them)
 	@$(BIN)/pytest $(ARGS)
+else
+test: fast browser
+endif
+
+fast: $(DEV) ## Run the tests that need no browser, on two processors
+	@$(BIN)/pytest -n 2 -m 'not slow and not browser'
+
+browser: $(DEV) ## Run the tests that drive the app in Chromium
+	@$(BIN)/pytest -m 'browser and not slow' tests/browser
 
 slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow $(ARGS)
 
-bench: $(DEV) ## Measure against TransformerLens and transformers, side by side
-	@$(BIN)/pytest tests/benchmarks -m slow -s $(ARGS)
-
-golden: $(DEV) ## Rewrite the golden files; read the diff before you commit it
-	@$(BIN)/pytest tests/golden --update-golden $(ARGS)
+golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
+	@$(BIN)/pytest tests/golden $(ARGS)
 
 docs: $(DEV) ## Write the generated pages of docs/ again
 	@$(BIN)/python -c 'from pathlib import Path; from probes.catalogue import probes_as_markdown; Path("docs/probes.md").write_text(probes_as_markdown())'

@@ -6,6 +6,7 @@ installed only after this file has been read, and it refuses modules that are lo
 
 import dataclasses
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +21,12 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+from filelock import FileLock
 
 torch.set_num_threads(1)
 # A shared machine makes any deadline on a single example meaningless.
 hypothesis.settings.register_profile("headlab", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("headlab")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="write the golden files instead of comparing"
-    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -64,14 +60,24 @@ def as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
 def studio_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two runs: `tiny`, trained until solved and reported on, and `raw`, neither.
 
-    In `tiny` the two heads of layer 0 say four letters backwards, and layer 1 does nothing.
+    In `tiny` the two heads of layer 0 say four letters backwards, and layer 1 does nothing. The
+    runs are trained once; every process of a test run works on a copy of its own.
     """
+    base = tmp_path_factory.getbasetemp()
+    trained = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained-runs"
+    with FileLock(f"{trained}.lock"):
+        if not trained.exists():
+            train_studio_runs(tmp_path_factory.mktemp("training")).rename(trained)
+    return shutil.copytree(trained, tmp_path_factory.mktemp("studio") / "runs")
+
+
+def train_studio_runs(home: Path) -> Path:
+    """Train the runs of `studio_home` into a folder."""
     from lab.config import ModelConfig, TrainConfig
     from lab.runs import open_run
     from lab.training import train
     from probes.report import write_report
 
-    home = tmp_path_factory.mktemp("runs")
     model = ModelConfig(n_layers=2, n_heads=2, d_model=32, d_vocab=10, n_ctx=12)
     config = TrainConfig(
         task="reversal",

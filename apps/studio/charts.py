@@ -171,7 +171,7 @@ def head_grid(
 
 
 def attention_map(
-    pattern: Sequence[Sequence[float]], tokens: Sequence[str], *, high: float = 1.0, size: int = 500
+    pattern: Sequence[Sequence[float]], tokens: Sequence[str], *, high: float = 1.0, size: int = 460
 ) -> alt.Chart:
     """Draw one head's attention: a row is where it looks from, a column where it looks to.
 

@@ -114,7 +114,7 @@ def head_scores(scene: Scene) -> None:
     )
 
 
-def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 500) -> None:
+def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 460) -> None:
     """Draw the chosen head's map on the example, or on the prompt that was typed."""
     tokens, maps, high = loaders.maps(view, scene.screen)
     if scene.head not in maps:

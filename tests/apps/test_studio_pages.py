@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from apps.studio import loaders
@@ -20,6 +21,8 @@ from lab.runs import open_run
 def home(studio_home, monkeypatch) -> Path:
     monkeypatch.setenv("HEADLAB_HOME", str(studio_home))
     monkeypatch.setattr(sys, "argv", ["app.py", "--run=tiny"])
+    # AppTest looks for components in every installed package anew each time it runs a script.
+    monkeypatch.setattr(manifest_scanner, "scan_component_manifests", list)
     st.cache_data.clear()
     return studio_home
 

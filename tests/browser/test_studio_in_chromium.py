@@ -210,7 +210,9 @@ def test_a_head_is_ablated_and_restored_to_the_same_bits(somebody):
         person.expect_ablated([])
         assert person.table.inner_text() == first
         person.click(0)
-        assert person.expect_ablated(["L0H0"]) == one
+        expect(person.banner).to_contain_text("1 head ablated (zero): L0H0")
+        expect(person.number("ablated", "loss")).to_be_visible()
+    assert person.expect_ablated(["L0H0"]) == one
     person.banner.get_by_role("button", name="Restore all").click()
     person.expect_ablated([])
     assert person.table.inner_text() == first

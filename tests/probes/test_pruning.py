@@ -50,17 +50,16 @@ def global_mean(model: HookedGPT) -> Reference:
     return Reference(name="test", sha256="0" * 64, z=z.unsqueeze(1))
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 @pytest.mark.parametrize("heads", CHOICES.values(), ids=CHOICES)
 class TestParity:
     """The pruned model is the gated model."""
 
-    def test_logits_and_parameters(
-        self, heads: list[tuple[int, int]], mode: str, dtype: torch.dtype, limit: float
-    ) -> None:
-        for positions in ("standard", "rotary"):
-            width = 5 if positions == "standard" else 6
+    def test_logits_and_parameters(self, heads: list[tuple[int, int]], mode: str) -> None:
+        for dtype, limit, positions, width in (
+            (torch.float32, 1e-5, "standard", 5),
+            (torch.float64, 1e-12, "rotary", 6),
+        ):
             model = make_model(positional_embedding_type=positions, d_head=width).to(dtype)
             reference = global_mean(model) if mode == "mean" else None
             gates = HeadGates.ablate(heads, like=model, fill=reference)

@@ -9,7 +9,7 @@ from apps.studio.panels import Scene
 
 def draw(scene: Scene) -> None:
     """Draw the page."""
-    left, right = st.columns([10, 12], gap="large")
+    left, right = st.columns([10, 12], gap="medium")
     with left:
         panels.head_scores(scene)
     with right:
@@ -62,7 +62,7 @@ def maps(scene: Scene) -> None:
         with column:
             widgets.column_title(kind, scene.view, "map")
             view = scene.view if kind == "ablated" else loaders.intact(scene.view)
-            panels.head_map(view, scene, name=f"map_{kind}", size=430)
+            panels.head_map(view, scene, name=f"map_{kind}", size=420)
 
 
 def kinds(view: View) -> list[str]:

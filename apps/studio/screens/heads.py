@@ -9,7 +9,7 @@ from apps.studio.panels import Scene
 
 def draw(scene: Scene) -> None:
     """Draw the page."""
-    left, right = st.columns([10, 12], gap="large")
+    left, right = st.columns([10, 12], gap="medium")
     with left:  # first, for the map may have to wait for a model
         panels.head_scores(scene)
     with right:

@@ -10,13 +10,14 @@ from apps.studio.panels import Scene
 def draw(scene: Scene) -> None:
     """Draw the page."""
     view = scene.view
-    left, right = st.columns([10, 12], gap="large")
+    left, right = st.columns([10, 12], gap="medium")
     with left:
         panels.head_scores(scene)
     with right:
         panels.numbers(scene, constant=True)
-        filled = "" if view.mode == "zero" else " The mean is one over all positions: a bias."
-        widgets.note("numbers", f"Ablated: by gates, before anything is removed.{filled}")
+        if view.ablated:
+            filled = "" if view.mode == "zero" else " The mean is one over all positions: a bias."
+            widgets.note("numbers", f"Ablated: by gates, before anything is removed.{filled}")
         export(view)
         result(view)
 
