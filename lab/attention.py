@@ -136,15 +136,15 @@ class KeyValueCache:
         self, mask: Bool[Tensor, "batch pos"] | None, batch: int, n_pos: int
     ) -> Bool[Tensor, "batch key_pos"] | None:
         """Append where the new tokens are real (None: all of them), and return the whole."""
-        if mask is None and self.real is None:
+        past, new = self.real, mask
+        known = new if past is None else past
+        if known is None:
             return None
-        device = mask.device if mask is not None else self.real.device  # type: ignore[union-attr]
-        past = self.real
         if past is None:
-            past = torch.ones(batch, self.length, dtype=torch.bool, device=device)
-        if mask is None:
-            mask = torch.ones(batch, n_pos, dtype=torch.bool, device=device)
-        self.real = torch.cat([past, mask], dim=1)
+            past = known.new_ones(batch, self.length)
+        if new is None:
+            new = known.new_ones(batch, n_pos)
+        self.real = torch.cat([past, new], dim=1)
         return self.real
 
     def extend(self, layer: int, k: HeadVectors, v: HeadVectors) -> tuple[Keys, Values]:

@@ -1,6 +1,6 @@
 """HookedGPT: a decoder-only Transformer whose every activation can be read and edited.
 
-The file reads top to bottom like the model: embed, normalise, attend, MLP, block, unembed, and
+The file reads top to bottom like the model: embed, attend, block, unembed, and
 the forward pass that runs them. Each activation passes through a HookPoint, named as in
 TransformerLens. A HookPoint with listeners gets the activation computed step by step; without
 listeners the fused kernel of PyTorch does several steps at once. What surrounds the model for
@@ -31,6 +31,8 @@ from lab.attention import (
 )
 from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.gates import GateTensors, HeadGates
+from lab.mlps import MLP, GatedMLP
+from lab.norms import make_norm
 from lab.positions import Positions, rotate, sinusoidal_positions, token_positions
 from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
 from lab.taps import listened, tap
@@ -42,13 +44,6 @@ PerHead = Float[Tensor, "batch pos head d_model"]
 """The residual stream, forked: one copy for each head."""
 PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
 """The same for each key and value head."""
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,81 +96,6 @@ class PosEmbed(nn.Module):
             return self.W_pos[positions]
         vectors = self.W_pos[positions[0] : positions[0] + len(positions)]
         return repeat(vectors, "pos d_model -> batch pos d_model", batch=len(tokens)).clone()
-
-
-class LayerNorm(nn.Module):
-    """Centre each vector, divide by its standard deviation, then scale and shift."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Start as the plain normalisation: w = 1, b = 0."""
-        super().__init__()
-        self.eps = config.eps
-        self.w = nn.Parameter(torch.ones(config.d_model))
-        self.b = nn.Parameter(torch.zeros(config.d_model))
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
-
-    def forward(self, residual: Resid) -> Resid:
-        """Normalise over d_model."""
-        if not listened(self.hook_scale, self.hook_normalized):
-            return self.fused(residual)
-        centred = residual - residual.mean(dim=-1, keepdim=True)
-        variance = centred.pow(2).mean(dim=-1, keepdim=True)
-        scale = tap(self.hook_scale, (variance + self.eps).sqrt())
-        return tap(self.hook_normalized, centred / scale) * self.w + self.b
-
-    def fused(self, residual: Resid | PerHead) -> Tensor:
-        """Normalise in one kernel, past the hooks."""
-        return F.layer_norm(residual, self.w.shape, self.w, self.b, self.eps)
-
-
-class RMSNorm(nn.Module):
-    """Divide each vector by its root mean square, then scale.
-
-    Source: Zhang and Sennrich 2019.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Start as the plain normalisation: w = 1."""
-        super().__init__()
-        self.eps = config.eps
-        self.w = nn.Parameter(torch.ones(config.d_model))
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
-
-    def forward(self, residual: Resid) -> Resid:
-        """Normalise over d_model."""
-        if not listened(self.hook_scale, self.hook_normalized):
-            return self.fused(residual)
-        mean_square = residual.pow(2).mean(dim=-1, keepdim=True)
-        scale = tap(self.hook_scale, (mean_square + self.eps).sqrt())
-        return tap(self.hook_normalized, residual / scale) * self.w
-
-    def fused(self, residual: Resid | PerHead) -> Tensor:
-        """Normalise in one kernel, past the hooks."""
-        return F.rms_norm(residual, self.w.shape, self.w, self.eps)
-
-
-class NoNorm(nn.Module):
-    """No normalisation: the residual stream as it is."""
-
-    def forward(self, residual: Resid) -> Resid:
-        """Return the residual stream."""
-        return residual
-
-    def fused(self, residual: Resid | PerHead) -> Tensor:
-        """Return the residual stream."""
-        return residual
-
-
-Norm = LayerNorm | RMSNorm | NoNorm
-NORMS: dict[str | None, type[LayerNorm] | type[RMSNorm]] = {"LN": LayerNorm, "RMS": RMSNorm}
-
-
-def make_norm(config: ModelConfig) -> Norm:
-    """Return the normalisation that a config asks for."""
-    kind = NORMS.get(config.normalization_type)
-    return NoNorm() if kind is None else kind(config)
 
 
 class Attention(nn.Module):
@@ -277,53 +197,6 @@ class Attention(nn.Module):
         scores = attention_scores(q, k, scale=self.scale, sight=run.sight)
         pattern = attention_pattern(tap(self.hook_attn_scores, scores))
         return mix_values(tap(self.hook_pattern, pattern), v)
-
-
-class MLP(nn.Module):
-    """Two linear maps with a non-linearity between, at each position on its own."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Make room for the weights."""
-        super().__init__()
-        self.act = ACTIVATIONS[config.act_fn]
-        self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
-        self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
-        self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
-        self.b_out = nn.Parameter(torch.zeros(config.d_model))
-        self.hook_pre, self.hook_post = HookPoint(), HookPoint()
-
-    def forward(self, normalised: Resid) -> Resid:
-        """Return what the MLP adds to the residual stream."""
-        pre = tap(self.hook_pre, F.linear(normalised, self.W_in.T, self.b_in))
-        post = tap(self.hook_post, self.act(pre))
-        return F.linear(post, self.W_out.T, self.b_out)
-
-
-class GatedMLP(nn.Module):
-    """An MLP whose hidden units are multiplied by a gate: act(x W_gate) * (x W_in).
-
-    Source: Shazeer 2020 (with silu: SwiGLU). hook_pre is the gate before the non-linearity,
-    hook_pre_linear what it multiplies, as in TransformerLens.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Make room for the weights."""
-        super().__init__()
-        self.act = ACTIVATIONS[config.act_fn]
-        self.W_gate = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
-        self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
-        self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
-        self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
-        self.b_out = nn.Parameter(torch.zeros(config.d_model))
-        self.hook_pre, self.hook_pre_linear = HookPoint(), HookPoint()
-        self.hook_post = HookPoint()
-
-    def forward(self, normalised: Resid) -> Resid:
-        """Return what the MLP adds to the residual stream."""
-        gate = tap(self.hook_pre, F.linear(normalised, self.W_gate.T))
-        linear = tap(self.hook_pre_linear, F.linear(normalised, self.W_in.T))
-        post = tap(self.hook_post, self.act(gate) * linear + self.b_in)
-        return F.linear(post, self.W_out.T, self.b_out)
 
 
 class Block(nn.Module):

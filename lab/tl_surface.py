@@ -7,7 +7,7 @@ cached tensor that a later in-place edit changes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,12 +194,7 @@ class TransformerLensSurface(HookedRootModule, ABC):
         Raises:
             KeyError: names_filter names a hook that does not exist, or matches none.
         """
-        asked = [names_filter] if isinstance(names_filter, str) else names_filter
-        if isinstance(asked, Iterable):
-            for name in asked:
-                if name not in self.hook_dict:
-                    raise KeyError(unknown_name("hook", name, self.hook_dict))
-        else:
+        if names_filter is None or callable(names_filter):
             asked = [
                 name
                 for name in self.hook_dict
@@ -209,6 +204,11 @@ class TransformerLensSurface(HookedRootModule, ABC):
                 raise KeyError(
                     "names_filter must match a hook, got a predicate that is false for each"
                 )
+        else:
+            asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+            for name in asked:
+                if name not in self.hook_dict:
+                    raise KeyError(unknown_name("hook", name, self.hook_dict))
         cache, fwd, bwd = super().get_caching_hooks(asked, *args, **kwargs)
         return cache, [(n, copying(f)) for n, f in fwd], [(n, copying(f)) for n, f in bwd]
 

@@ -99,9 +99,9 @@ def prune_heads(
             state[f"blocks.{layer}.attn.b_O"] = state[f"blocks.{layer}.attn.b_O"] + written
     config = without_heads(model.config, gone)
     for layer in range(config.n_layers):
-        heads, kv_heads = model.config.heads_of(layer), model.config.kv_heads_of(layer)
-        rows = [heads.index(head) for head in config.heads_of(layer)]
-        kv_rows = [kv_heads.index(head) for head in config.kv_heads_of(layer)]
+        had, had_keys = model.config.heads_of(layer), model.config.kv_heads_of(layer)
+        rows = [had.index(head) for head in config.heads_of(layer)]
+        kv_rows = [had_keys.index(head) for head in config.kv_heads_of(layer)]
         for names, kept in ((PER_QUERY_HEAD, rows), (PER_KEY_HEAD, kv_rows)):
             for name in names:
                 key = f"blocks.{layer}.attn.{name}"

@@ -1,0 +1,66 @@
+"""The second half of a block: two linear maps with a non-linearity between, plain or gated."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformer_lens.hook_points import HookPoint
+
+from lab.config import ModelConfig
+from lab.shapes import Resid
+from lab.taps import tap
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class MLP(nn.Module):
+    """Two linear maps with a non-linearity between, at each position on its own."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make room for the weights."""
+        super().__init__()
+        self.act = ACTIVATIONS[config.act_fn]
+        self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
+        self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
+        self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
+        self.b_out = nn.Parameter(torch.zeros(config.d_model))
+        self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+
+    def forward(self, normalised: Resid) -> Resid:
+        """Return what the MLP adds to the residual stream."""
+        pre = tap(self.hook_pre, F.linear(normalised, self.W_in.T, self.b_in))
+        post = tap(self.hook_post, self.act(pre))
+        return F.linear(post, self.W_out.T, self.b_out)
+
+
+class GatedMLP(nn.Module):
+    """An MLP whose hidden units are multiplied by a gate: act(x W_gate) * (x W_in).
+
+    Source: Shazeer 2020 (with silu: SwiGLU). hook_pre is the gate before the non-linearity,
+    hook_pre_linear what it multiplies, as in TransformerLens.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make room for the weights."""
+        super().__init__()
+        self.act = ACTIVATIONS[config.act_fn]
+        self.W_gate = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
+        self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
+        self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
+        self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
+        self.b_out = nn.Parameter(torch.zeros(config.d_model))
+        self.hook_pre, self.hook_pre_linear = HookPoint(), HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, normalised: Resid) -> Resid:
+        """Return what the MLP adds to the residual stream."""
+        gate = tap(self.hook_pre, F.linear(normalised, self.W_gate.T))
+        linear = tap(self.hook_pre_linear, F.linear(normalised, self.W_in.T))
+        post = tap(self.hook_post, self.act(gate) * linear + self.b_in)
+        return F.linear(post, self.W_out.T, self.b_out)

@@ -1,0 +1,92 @@
+"""What stands before attention, MLP and unembedding: LayerNorm, RMSNorm, or nothing.
+
+Each has a step-by-step path with TransformerLens's two hooks, and a fused one past them.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformer_lens.hook_points import HookPoint
+
+from lab.config import ModelConfig
+from lab.shapes import Resid
+from lab.taps import listened, tap
+
+Streams = Float[Tensor, "batch pos *head d_model"]
+"""The residual stream, or a copy of it for each head."""
+
+
+class LayerNorm(nn.Module):
+    """Centre each vector, divide by its standard deviation, then scale and shift."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Start as the plain normalisation: w = 1, b = 0."""
+        super().__init__()
+        self.eps = config.eps
+        self.w = nn.Parameter(torch.ones(config.d_model))
+        self.b = nn.Parameter(torch.zeros(config.d_model))
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, residual: Resid) -> Resid:
+        """Normalise over d_model."""
+        if not listened(self.hook_scale, self.hook_normalized):
+            return self.fused(residual)
+        centred = residual - residual.mean(dim=-1, keepdim=True)
+        variance = centred.pow(2).mean(dim=-1, keepdim=True)
+        scale = tap(self.hook_scale, (variance + self.eps).sqrt())
+        return tap(self.hook_normalized, centred / scale) * self.w + self.b
+
+    def fused(self, residual: Streams) -> Tensor:
+        """Normalise in one kernel, past the hooks."""
+        return F.layer_norm(residual, self.w.shape, self.w, self.b, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """Divide each vector by its root mean square, then scale.
+
+    Source: Zhang and Sennrich 2019.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Start as the plain normalisation: w = 1."""
+        super().__init__()
+        self.eps = config.eps
+        self.w = nn.Parameter(torch.ones(config.d_model))
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, residual: Resid) -> Resid:
+        """Normalise over d_model."""
+        if not listened(self.hook_scale, self.hook_normalized):
+            return self.fused(residual)
+        mean_square = residual.pow(2).mean(dim=-1, keepdim=True)
+        scale = tap(self.hook_scale, (mean_square + self.eps).sqrt())
+        return tap(self.hook_normalized, residual / scale) * self.w
+
+    def fused(self, residual: Streams) -> Tensor:
+        """Normalise in one kernel, past the hooks."""
+        return F.rms_norm(residual, self.w.shape, self.w, self.eps)
+
+
+class NoNorm(nn.Module):
+    """No normalisation: the residual stream as it is."""
+
+    def forward(self, residual: Resid) -> Resid:
+        """Return the residual stream."""
+        return residual
+
+    def fused(self, residual: Streams) -> Tensor:
+        """Return the residual stream."""
+        return residual
+
+
+Norm = LayerNorm | RMSNorm | NoNorm
+NORMS: dict[str | None, type[LayerNorm] | type[RMSNorm]] = {"LN": LayerNorm, "RMS": RMSNorm}
+
+
+def make_norm(config: ModelConfig) -> Norm:
+    """Return the normalisation that a config asks for."""
+    kind = NORMS.get(config.normalization_type)
+    return NoNorm() if kind is None else kind(config)
