@@ -6,6 +6,7 @@ Text that comes from an address, a person or a file goes through st.text, which 
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import altair as alt
@@ -163,24 +164,28 @@ def clickable_grid(chart: alt.LayerChart, view: View, *, ablate: bool, alt_text:
     A chart reports no second click on the same cell, so each click gives it a new key.
     """
     generation = st.session_state.setdefault("grid_generation", 0)
-    key = f"grid_{generation}"
-    heads = all_heads(view.run)
-
-    def on_click() -> None:
-        clicked = clicked_heads(st.session_state.get(key), heads)
-        if ablate:
-            st.session_state["abl"] = toggle(st.session_state["abl"], clicked, heads)
-        elif clicked:
-            st.session_state["head"] = clicked[-1]
-        st.session_state["grid_generation"] = generation + 1
-
     with st.container(key="grid"):
         st.altair_chart(
             chart,
             width="content",
             theme=None,
-            key=key,
-            on_select=on_click,
+            key=f"grid_{generation}",
+            on_select=partial(grid_clicked, generation, all_heads(view.run), ablate),
             selection_mode="pick",
             alt=alt_text,
         )
+
+
+def grid_clicked(generation: int, heads: Sequence[str], ablate: bool) -> None:
+    """Ablate, restore or choose the head that was clicked on the grid of this generation."""
+    state = st.session_state
+    if state["grid_generation"] != generation:
+        # A browser may send the click on a chart that is gone along with the next one: counted
+        # twice, it would undo it.
+        return
+    clicked = clicked_heads(state.get(f"grid_{generation}"), heads)
+    if ablate:
+        state["abl"] = toggle(state["abl"], clicked, heads)
+    elif clicked:
+        state["head"] = clicked[-1]
+    state["grid_generation"] = generation + 1

@@ -76,7 +76,13 @@ class Person:
         return grid.first.locator("path")
 
     def click(self, index: int) -> None:
+        """Click a cell, and wait for the chart that takes the clicked one's place."""
+        chart = self.page.locator(".st-key-grid [class*=st-key-grid_]")
+        before = chart.get_attribute("class") or ""
         self.cells.nth(index).click(force=True)
+        generation = int(re.findall(r"st-key-grid_(\d+)", before)[0])
+        expect(self.page.locator(f".st-key-grid_{generation}")).to_have_count(0)
+        expect(self.page.locator(f".st-key-grid_{generation + 1} svg.marks")).to_be_visible()
 
     @property
     def table(self) -> Locator:
@@ -275,7 +281,7 @@ def test_heads_are_removed_and_verified_in_one_click(somebody):
     expect(person.page.get_by_role("combobox", name="Run")).to_have_value("small")
     person.until(lambda: person.address == {"run": ["small"]})
     expect(person.cells).to_have_count(2)
-    expect(person.number("baseline", "loss")).to_have_text(gated)
+    expect(person.number("baseline", "loss").first).to_have_text(gated)
 
 
 def test_two_people_do_not_disturb_each_other(somebody):
