@@ -27,6 +27,7 @@ from lab.durable import (
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
 from lab.runs import (
+    CHECKPOINTS,
     CONFIG,
     METRIC_COLUMNS,
     METRICS,
@@ -37,6 +38,7 @@ from lab.runs import (
     metrics_row,
     open_run,
     seal,
+    step_name,
 )
 
 HEADER = ",".join(METRIC_COLUMNS) + "\n"
@@ -57,6 +59,8 @@ def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
             "choose another name or continue it with --resume"
         )
     run = open_run(run_dir, unfinished=True)
+    if run.files:  # complete, so its end must be there: an earlier checkpoint is no place to go on
+        run.file(f"{CHECKPOINTS}/{step_name(run.config.steps)}/{MANIFEST}")
     if not can_resume(run):
         raise ValueError(stripped(run_dir))
     # Where a run continues is free; what it computes is not.

@@ -118,7 +118,8 @@ def step_name(step: int) -> str:
 def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
     """Return the steps whose checkpoint stands in the folder, in order."""
     steps = []
-    for path in (run_dir / CHECKPOINTS).glob("step-*"):
+    folder = run_dir / CHECKPOINTS
+    for path in folder.glob("step-*") if is_within(folder, run_dir) else ():
         match = re.fullmatch(r"step-([0-9]{6,18})", path.name)
         if match and path.name == step_name(int(match[1])) and is_within(path, run_dir):
             steps.append(int(match[1]))
