@@ -1,4 +1,4 @@
-"""One server of the studio for all tests of this folder, as `headlab app` starts it."""
+"""One Chromium, and one server of the studio as `headlab app` starts it, for all tests here."""
 
 import os
 import shutil
@@ -10,10 +10,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from apps.studio.launch import server_command
 
 START_SECONDS = 90.0
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        reason = "needs Debian's chromium; none is installed"
+        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 def free_port() -> int:

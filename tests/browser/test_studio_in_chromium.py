@@ -1,9 +1,7 @@
 """The studio in a real browser: what AppTest cannot do, clicks, the address and two people."""
 
 import json
-import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,39 +9,17 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 SECONDS = 1000
 PATIENCE = 30 * SECONDS
 COLD_SECONDS = 4.0
 """From an empty profile to the grid; the best of some tries is asserted at twice this."""
 TRIES = 3
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        reason = "needs Debian's chromium; none is installed"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    expect.set_options(timeout=PATIENCE)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        yield browser
-        browser.close()
+expect.set_options(timeout=PATIENCE)
 
 
 @dataclass
