@@ -177,7 +177,8 @@ def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: boo
             raise ValueError(
                 f"run must be a folder with a {CONFIG}, got {given!r}; `headlab runs` lists them"
             )
-        raise ValueError(unknown_name("run", given, run_names(home)))
+        if given not in run_names(home):  # else read_run says what it lacks
+            raise ValueError(unknown_name("run", given, run_names(home)))
     if not unfinished and not is_file_within(path / MANIFEST, path):
         raise ValueError(
             f"run must be complete, got {path.name!r}, which stopped before its end; "
