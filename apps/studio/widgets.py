@@ -13,6 +13,7 @@ import altair as alt
 import streamlit as st
 
 from apps.studio.address import (
+    HOTTEST,
     MODES,
     Mode,
     View,
@@ -20,6 +21,7 @@ from apps.studio.address import (
     all_steps,
     clicked_heads,
     complaints,
+    temperature_complaints,
     toggle,
 )
 from lab.runs import Run, runs_home
@@ -59,6 +61,16 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             placeholder="the run's own example",
             help="Symbols without spaces, at most as many as the task has.",
         )
+        wrong += temperature_complaints(asked("T"))
+        temperature = st.number_input(
+            "Temperature",
+            min_value=0.0,
+            max_value=HOTTEST,
+            step=0.1,
+            key="T",
+            bind="query-params",
+            help="0 answers with the most probable symbol; above, symbols are drawn, with seed 0.",
+        )
         heads = all_heads(run)
         wrong += complaints("head", asked("abl"), heads, many=True)
         ablated = st.multiselect(
@@ -92,6 +104,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
         ablated=tuple(head for head in heads if head in ablated),
         mode=cast(Mode, mode),
         prompt=(prompt or "").strip(),
+        temperature=float(temperature or 0.0),
     )
     return view, wrong
 
