@@ -94,7 +94,7 @@ def listed(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def check_out(out: Path) -> None:
-    """Raise ValueError if a folder for output is a file, or a run, into which only its report goes."""
+    """Raise ValueError if a folder for output is a file or a run (only its report goes there)."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {str(out)!r}; choose another")
     if (out / MANIFEST).exists() or (out / CHECKPOINTS).exists():
