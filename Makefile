@@ -35,7 +35,7 @@ browser: $(DEV) ## Run the tests that drive the app in Chromium
 	@$(BIN)/pytest -m 'browser and not slow' tests/browser
 
 slow: $(DEV) ## Run the slow tests
-	@$(BIN)/pytest -m slow $(ARGS)
+	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
 
 golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
 	@$(BIN)/pytest tests/golden $(ARGS)
