@@ -20,7 +20,7 @@ FOLLOWS_LINKS = ("open", "os.listdir", "os.scandir", "os.truncate", "os.chmod", 
 CHANGES_NAMES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink")
 
 watched: list[Path] = []
-"""The one folder in which files may be touched now; empty: no watch."""
+"""The folder in which files may be touched now, and those that may be read; empty: no watch."""
 strays: list[str] = []
 """What was touched elsewhere."""
 
@@ -37,7 +37,8 @@ def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event in CHANGES_NAMES:  # they change a link itself, not what it leads to
             folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100  no links followed
             real = str(Path(os.path.realpath(folder)) / name)
-        if not Path(real).is_relative_to(watched[0]):
+        reads = (event == "open" and arguments[1] in ("r", "rb")) or event == "os.listdir"
+        if not any(Path(real).is_relative_to(p) for p in (watched if reads else watched[:1])):
             strays.append(f"{event} {os.fsdecode(path)} -> {real}")
 
 
@@ -48,17 +49,17 @@ def audit() -> None:
 
 
 @pytest.fixture(scope="session")
-def only_in(audit: None) -> Callable[[Path], contextlib.AbstractContextManager[None]]:
+def only_in(audit: None) -> Callable[..., contextlib.AbstractContextManager[None]]:
     """A context in which no file outside a folder is touched and little memory is taken."""
 
     @contextlib.contextmanager
-    def only(folder: Path) -> Iterator[None]:
+    def only(folder: Path, *reads: Path) -> Iterator[None]:
         strays.clear()
         before, limits = Path.cwd(), resource.getrlimit(resource.RLIMIT_AS)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         os.chdir(folder)  # what shutil.rmtree opens by bare names is in the folder then
         resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, limits[1]))
-        watched.append(folder.resolve())
+        watched.extend(path.resolve() for path in (folder, *reads))
         try:
             yield
         finally:

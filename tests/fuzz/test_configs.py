@@ -87,7 +87,7 @@ def read(build: Callable[[Any], Any], data: Any) -> Any:
         return None
 
 
-@settings(max_examples=180)
+@settings(max_examples=150)
 @given(models)
 @example(MODEL | {"eps": 10**400})
 @example(MODEL | {"n_heads": 10**9, "d_head": 4, "kept_heads": [[0], [1]]})
@@ -107,7 +107,7 @@ def test_a_model_is_read_back_or_refused(data: Any) -> None:
         assert name and all(0 <= size <= 4 * LARGEST_SIZE for size in shape)
 
 
-@settings(max_examples=180)
+@settings(max_examples=150)
 @given(trains)
 @example(TRAIN | {"grad_clip": "1"})
 @example(TRAIN | {"betas": 0.9})
@@ -136,7 +136,7 @@ def test_sampling_is_described_or_refused(values: dict[str, Any]) -> None:
     read(lambda given_values: SampleConfig(**given_values), values)
 
 
-@settings(max_examples=150)
+@settings(max_examples=110)
 @given(gates)
 @example({"heads": 5})
 @example({"heads": [3]})

@@ -9,7 +9,7 @@ import pytest
 
 from apps.cli import main
 
-SMALL = """
+SMALL: str = """
     --length 3 --n-symbols 4 --steps 4 --batch-size 4 --warmup-steps 1 --checkpoint-every 2
     --eval-every 2 --eval-sequences 8 --device cpu --no-report
     --model.n-layers 1 --model.n-heads 2 --model.d-model 8
@@ -38,7 +38,7 @@ def home(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.fixture
 def small() -> list[str]:
     """Flags that make the run `tiny`."""
-    return list(map(str, SMALL.split()))
+    return SMALL.split()
 
 
 @pytest.fixture
