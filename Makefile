@@ -29,13 +29,13 @@ test: fast hostile browser
 endif
 
 fast: $(DEV) ## Run the tests that need no browser, on two processors
-	@$(BIN)/pytest -n 2 -m 'not slow and not browser' --ignore tests/fuzz --ignore tests/messages
+	@$(BIN)/pytest -n 2 -m 'not slow and not browser' --ignore tests/fuzz --ignore tests/messages --ignore tests/apps/test_studio_pages.py
 
 hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
 	@$(BIN)/pytest -n 2 -m 'not slow' tests/fuzz tests/messages
 
-browser: $(DEV) ## Run the tests that drive the app in Chromium
-	@$(BIN)/pytest -m 'browser and not slow' tests/browser
+browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
+	@$(BIN)/pytest -m 'not slow' tests/browser tests/apps/test_studio_pages.py
 
 slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
