@@ -10,7 +10,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test fast browser slow golden docs fmt lint types arch check clean
+.PHONY: help demo app test fast hostile browser slow golden docs fmt lint types arch check clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,20 +22,23 @@ app: $(RUN) ## Open the app on the runs that exist
 	@$(BIN)/headlab app
 
 ifdef ARGS
-test: $(DEV) ## Run the tests: fast, then browser (ARGS="tests/lab -x" for some of them)
+test: $(DEV) ## Run all tests but the slow ones (ARGS="tests/lab -x" for some of them)
 	@$(BIN)/pytest $(ARGS)
 else
-test: fast browser
+test: fast hostile browser
 endif
 
 fast: $(DEV) ## Run the tests that need no browser, on two processors
-	@$(BIN)/pytest -n 2 -m 'not slow and not browser'
+	@$(BIN)/pytest -n 2 -m 'not slow and not browser' --ignore tests/fuzz --ignore tests/messages --ignore tests/apps/test_studio_pages.py
 
-browser: $(DEV) ## Run the tests that drive the app in Chromium
-	@$(BIN)/pytest -m 'browser and not slow' tests/browser
+hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
+	@$(BIN)/pytest -n 2 -m 'not slow' tests/fuzz tests/messages
+
+browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
+	@$(BIN)/pytest -m 'not slow' tests/browser tests/apps/test_studio_pages.py
 
 slow: $(DEV) ## Run the slow tests
-	@$(BIN)/pytest -m slow $(ARGS)
+	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
 
 golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
 	@$(BIN)/pytest tests/golden $(ARGS)

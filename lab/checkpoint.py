@@ -184,7 +184,7 @@ def load_checkpoint(folder: Path, model: HookedGPT, optimizer: torch.optim.AdamW
     if not isinstance(step, int) or folder.name != step_name(step):
         raise ValueError(
             f"{TRAINING} must name the step of its folder, got {step!r} in {str(folder)!r}; "
-            "remove this checkpoint to resume from the one before"
+            "restore it from a copy or train again"
         )
     check_header(weights, expected_shapes(config))
     check_header(saved, moment_shapes(model))
@@ -212,9 +212,12 @@ def stripped(folder: Path) -> str:
 
 
 def can_resume(run: Run) -> bool:
-    """Tell whether the last checkpoint of a run still has its training state."""
-    folder = run.checkpoint()
-    return (folder / OPTIMIZER).is_file() and (folder / TRAINING).is_file()
+    """Tell whether the last checkpoint of a run vouches for a training state.
+
+    Raises:
+        ValueError: If the run has no checkpoint, or its last one is damaged.
+    """
+    return {OPTIMIZER, TRAINING} <= read_manifest(run.checkpoint()).keys()
 
 
 def strip_training_state(run_dir: str | Path) -> None:

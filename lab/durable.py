@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,15 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
+def final_name(path: Path) -> str:
+    """Return a path, itself maybe in folders of a temporary name, as it will be called.
+
+    >>> final_name(temporary_name(Path("home/run")) / "checkpoints")
+    'home/run/checkpoints'
+    """
+    return re.sub(r"(^|/)\.([^/]+)\.tmp-[0-9]+-[0-9a-f]{8}(?=/|$)", r"\1\2", str(path))
+
+
 @contextlib.contextmanager
 def one_clear_error(place: Path) -> Iterator[None]:
     """Turn whatever the system says about a place for output into one line with the remedy."""
@@ -39,7 +49,7 @@ def one_clear_error(place: Path) -> Iterator[None]:
         rule = "on a disk with room" if error.errno in FULL else "writable"
         remedy = "free some space" if error.errno in FULL else "change its permissions"
         clear = OSError(
-            f"place for output must be {rule}, got {error.strerror!r} at {str(place)!r}; "
+            f"place for output must be {rule}, got {error.strerror!r} at {final_name(place)!r}; "
             f"{remedy} or choose another place, then try again (what was complete is kept)"
         )
         raise clear from error

@@ -23,7 +23,7 @@ from lab.config import (
     require_text,
     require_whole,
 )
-from lab.naming import head_label, unknown_name
+from lab.naming import head_label, quoted, unknown_name
 from lab.positions import Positions
 from lab.shapes import HeadVectors
 
@@ -244,6 +244,6 @@ class HeadGates:
             if (reference.name, reference.sha256) == (self.fill, self.fill_sha256):
                 return GateTensors(g=g, fill=reference.z.unsqueeze(1))
         raise ValueError(
-            f"gates filled from {self.fill!r} need that reference; "
+            f"gates filled from {quoted(self.fill)} need that reference; "
             "pass gates.tensors(model, [reference]) instead"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.config import SCHEMA_VERSION, is_whole
 from lab.durable import atomic_write, file_sha256, read_json, to_json
-from lab.naming import quoted
+from lab.naming import bare, quoted
 
 MANIFEST = "manifest.json"
 """The file that lists the others of its folder; written last."""
@@ -111,7 +111,7 @@ def file_in(folder: Path, name: str) -> Path:
     path = folder / name
     if not is_file_within(path, folder):
         raise ValueError(
-            f"{quoted(name)[1:-1]} must be there, got no such file in {str(folder)!r}; "
+            f"{bare(name)} must be there, got no such file in {str(folder)!r}; "
             "restore it from a copy or train again"
         )
     return path

@@ -18,6 +18,16 @@ def quoted(value: object) -> str:
         text = ascii(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists of ...
         return f"{type(value).__name__} too large to show"
+    return cut(text)
+
+
+def bare(name: str) -> str:
+    """Return a name that may come from a file or a folder as `quoted` does, without the quotes."""
+    return cut(ascii(name)[1:-1])
+
+
+def cut(text: str) -> str:
+    """Return a text, or its beginning if it is long."""
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 3] + "..."
 
 
@@ -32,8 +42,7 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
         return f"unknown {kind} {quoted(got)}; there is none yet"
     close = difflib.get_close_matches(got[:LONGEST_QUOTE], names, n=1)
     hint = f" (did you mean {quoted(close[0])}?)" if close else ""
-    # Names may come from a folder, where they can hold anything.
-    shown = ", ".join(quoted(name)[1:-1] for name in names[:12])
+    shown = ", ".join(bare(name) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return f"unknown {kind} {quoted(got)}; choose from {shown}{more}{hint}"
 

@@ -27,16 +27,19 @@ from lab.durable import (
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
 from lab.runs import (
+    CHECKPOINTS,
     CONFIG,
     METRIC_COLUMNS,
     METRICS,
     WEIGHTS,
     MetricsRow,
+    Run,
     check_run_name,
     checkpoint_steps,
     metrics_row,
     open_run,
     seal,
+    step_name,
 )
 
 HEADER = ",".join(METRIC_COLUMNS) + "\n"
@@ -57,8 +60,18 @@ def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
             "choose another name or continue it with --resume"
         )
     run = open_run(run_dir, unfinished=True)
-    if not can_resume(run):
+    check_end(run)
+    try:
+        resumable = can_resume(run)
+    except ValueError as error:
+        raise with_way_back(error, run) from error
+    if not resumable:
         raise ValueError(stripped(run_dir))
+    if run.files and run.steps[-1] != run.config.steps:
+        raise ValueError(
+            f"a complete run must have the checkpoint of its last step {run.config.steps}, got "
+            f"{run.steps[-1]} as the last in {str(run_dir)!r}; restore the folder from a copy"
+        )
     # Where a run continues is free; what it computes is not.
     given = dataclasses.replace(config, device=run.config.device)
     for field in dataclasses.fields(TrainConfig):
@@ -69,6 +82,22 @@ def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
                 f"{run.name!r} has {had}; leave it as it was or choose another name"
             )
     return run.steps[-1]
+
+
+def check_end(run: Run) -> None:
+    """Raise ValueError if a run that is complete has lost a part of what it ended with."""
+    last = f"{CHECKPOINTS}/{step_name(run.config.steps)}/"
+    for name in run.files:
+        if name in (WEIGHTS, METRICS) or name.startswith(last):
+            run.file(name)
+
+
+def with_way_back(error: ValueError, run: Run) -> ValueError:
+    """Return what is wrong with the last checkpoint of a run, with what loses least."""
+    if run.files or len(run.steps) < 2:
+        return error
+    last, before = str(run.checkpoint()), run.steps[-2]
+    return ValueError(f"{error}, or remove {last!r} to go on from step {before}")
 
 
 class RunWriter:

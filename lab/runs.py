@@ -118,7 +118,8 @@ def step_name(step: int) -> str:
 def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
     """Return the steps whose checkpoint stands in the folder, in order."""
     steps = []
-    for path in (run_dir / CHECKPOINTS).glob("step-*"):
+    folder = run_dir / CHECKPOINTS
+    for path in folder.glob("step-*") if is_within(folder, run_dir) else ():
         match = re.fullmatch(r"step-([0-9]{6,18})", path.name)
         if match and path.name == step_name(int(match[1])) and is_within(path, run_dir):
             steps.append(int(match[1]))
@@ -176,7 +177,8 @@ def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: boo
             raise ValueError(
                 f"run must be a folder with a {CONFIG}, got {given!r}; `headlab runs` lists them"
             )
-        raise ValueError(unknown_name("run", given, run_names(home)))
+        if given not in run_names(home):  # else read_run says what it lacks
+            raise ValueError(unknown_name("run", given, run_names(home)))
     if not unfinished and not is_file_within(path / MANIFEST, path):
         raise ValueError(
             f"run must be complete, got {path.name!r}, which stopped before its end; "

@@ -20,7 +20,7 @@ from lab.checkpoint import load_checkpoint
 from lab.config import TrainConfig
 from lab.evaluation import Evaluation
 from lab.model import HookedGPT
-from lab.run_writer import RunWriter, check_target
+from lab.run_writer import RunWriter, check_target, with_way_back
 from lab.runs import METRIC_COLUMNS, MetricsRow, open_run
 from lab.runtime import Processes, join_processes, machine_memory, on_main, pick_device
 from lab.tasks.base import Task
@@ -162,8 +162,11 @@ def begin(trainer: Trainer, writer: RunWriter | None, run_dir: Path | None) -> i
 
     start = on_main(trainer.processes, create_or_take_over)
     if start:
-        folder = open_run(run_dir, unfinished=True).checkpoint(start)
-        load_checkpoint(folder, trainer.model, trainer.optimizer)
+        run = open_run(run_dir, unfinished=True)
+        try:
+            load_checkpoint(run.checkpoint(start), trainer.model, trainer.optimizer)
+        except ValueError as error:
+            raise with_way_back(error, run) from error
     return start
 
 

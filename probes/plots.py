@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -49,6 +50,9 @@ PROBABILITY = LinearSegmentedColormap.from_list(
 
 FEW_COLUMNS = 16
 """Up to this many heads, cells have room for their numbers."""
+
+LONGEST_TOKEN = 16
+"""Characters of a token that a map has room for."""
 
 FEW_BARS = 16
 """Up to this many, bars have room for their numbers."""
@@ -184,6 +188,7 @@ def plot_attention(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 def draw_tokens(ax: Axes, labels: Sequence[str]) -> None:
     """Write the tokens along both axes, every one of them, as plain text."""
+    labels = [shortened(drawable(label)) for label in labels]
     places = np.arange(len(labels)) + 0.5
     size = 10 if len(labels) <= 32 else 6
     ax.set_xticks(places, labels, rotation=90, fontsize=size, family="monospace")
@@ -192,6 +197,22 @@ def draw_tokens(ax: Axes, labels: Sequence[str]) -> None:
     for text in (*ax.get_xticklabels(), *ax.get_yticklabels()):
         # A dollar sign in a token is a dollar sign.
         text.set_parse_math(False)
+
+
+def drawable(text: str) -> str:
+    r"""Return a text with an escape for each character that the figure's font cannot draw.
+
+    >>> print(drawable("caf\N{LATIN SMALL LETTER E WITH ACUTE}") == "caf\xe9", drawable("a\nb"))
+    True a\nb
+    """
+    font = get_font(findfont(FontProperties(family="monospace")))
+    known = font.get_charmap()
+    return "".join(c if c.isprintable() and ord(c) in known else ascii(c)[1:-1] for c in text)
+
+
+def shortened(text: str) -> str:
+    """Return a text, or the beginning of a long one and three dots."""
+    return text if len(text) <= LONGEST_TOKEN else text[: LONGEST_TOKEN - 3] + "..."
 
 
 def plot_entropy(frame: pd.DataFrame, *, value: str = "entropy", ax: Axes | None = None) -> Axes:

@@ -94,7 +94,9 @@ def listed(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def check_out(out: Path) -> None:
-    """Raise ValueError if a folder for output is a run: only its own report belongs into one."""
+    """Raise ValueError if a folder for output is a file or a run (only its report goes there)."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, got the file {str(out)!r}; choose another")
     if (out / MANIFEST).exists() or (out / CHECKPOINTS).exists():
         raise ValueError(
             f"--out must not be a run folder, got {str(out)!r}; choose another folder "

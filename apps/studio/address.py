@@ -13,6 +13,9 @@ from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, step_name
 Mode = Literal["zero", "mean"]
 MODES: tuple[str, ...] = get_args(Mode)
 
+HOTTEST = 5.0
+"""Largest temperature that the studio offers."""
+
 LONGEST_QUOTE = 60
 """Characters of a foreign value that a message repeats."""
 
@@ -30,6 +33,8 @@ class View:
     """What replaces an ablated head."""
     prompt: str = ""
     """What the person typed; empty: the run's own example."""
+    temperature: float = 0.0
+    """At which answers are drawn; 0 takes the most probable symbol."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -99,6 +104,23 @@ def complaints(
         for value in (values if many else values[-1:])
         if value not in known
     ]
+
+
+def temperature_complaints(asked: Iterable[str]) -> list[str]:
+    """Return one line if the address gives a temperature that is none.
+
+    >>> temperature_complaints(["nan"])
+    ["temperature must be a number from 0 to 5, got 'nan'; 0 is used"]
+    """
+    for value in list(asked)[-1:]:
+        try:
+            fits = 0.0 <= float(value) <= HOTTEST
+        except ValueError:
+            fits = False
+        if not fits:
+            rule = f"a number from 0 to {HOTTEST:g}"
+            return [f"temperature must be {rule}, got {quoted(value)!a}; 0 is used"]
+    return []
 
 
 def quoted(value: str) -> str:

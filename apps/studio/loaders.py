@@ -44,7 +44,7 @@ class Reading:
     expected: list[str]
     """Symbols of the right answer."""
     answer: list[str]
-    """Symbols that the model generates, the most probable one each time."""
+    """Symbols that the model generates, at the view's temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +234,17 @@ def reading(view: View, text: str) -> Reading:
     Raises:
         ValueError: The task cannot read the text.
     """
-    return read_sequence(view.identity, view.ablated, view.mode, text, view)
+    return read_sequence(view.identity, view.ablated, view.mode, text, view.temperature, view)
 
 
 @st.cache_data(max_entries=64, show_spinner="Reading")
 def read_sequence(
-    identity: Identity, ablated: tuple[str, ...], mode: Mode, text: str, _view: View
+    identity: Identity,
+    ablated: tuple[str, ...],
+    mode: Mode,
+    text: str,
+    temperature: float,
+    _view: View,
 ) -> Reading:
     """Run a model on one sequence and read its heads and its answer."""
     from lab.config import SampleConfig
@@ -251,8 +256,8 @@ def read_sequence(
     prompt, whole = task.prompts(symbols), task.sequences(symbols).tokens
     model, gates = weights(identity, _view), gates_of(_view)
     given = prompt.shape[1]
-    greedy = SampleConfig(temperature=0.0)
-    answer = generate(model, prompt, greedy, whole.shape[1] - given, gates=gates)
+    drawn = SampleConfig(temperature=temperature, seed=0)
+    answer = generate(model, prompt, drawn, whole.shape[1] - given, gates=gates)
     maps = sequence_maps(GatedModel(model, gates), whole)
     return Reading(
         tokens=task.vocab.decode(whole[0].tolist()),
@@ -306,6 +311,7 @@ def record(
         "seed": view.run.config.seed,
         "heads": list(view.ablated),
         "mode": view.mode,
+        "temperature": view.temperature,
         **{kind: values for _, kind, values in columns},
         "answers": answers,
     }

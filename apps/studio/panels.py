@@ -156,6 +156,13 @@ def answers(scene: Scene) -> dict[str, list[str]]:
     return rows
 
 
+def how_answered(view: View) -> str:
+    """Say how the symbols of an answer were chosen."""
+    if view.temperature == 0:
+        return "Answers: the likeliest symbol each time"
+    return f"Answers: drawn at temperature {view.temperature:g}, with seed 0"
+
+
 def record_button(view: View, columns: Columns, rows: dict[str, list[str]]) -> None:
     """Offer the comparison with all its digits."""
     st.download_button(

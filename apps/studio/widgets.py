@@ -6,12 +6,14 @@ Text that comes from an address, a person or a file goes through st.text, which 
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import altair as alt
 import streamlit as st
 
 from apps.studio.address import (
+    HOTTEST,
     MODES,
     Mode,
     View,
@@ -19,6 +21,7 @@ from apps.studio.address import (
     all_steps,
     clicked_heads,
     complaints,
+    temperature_complaints,
     toggle,
 )
 from lab.runs import Run, runs_home
@@ -58,6 +61,16 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             placeholder="the run's own example",
             help="Symbols without spaces, at most as many as the task has.",
         )
+        wrong += temperature_complaints(asked("T"))
+        temperature = st.number_input(
+            "Temperature",
+            min_value=0.0,
+            max_value=HOTTEST,
+            step=0.1,
+            key="T",
+            bind="query-params",
+            help="0 answers with the most probable symbol; above, symbols are drawn, with seed 0.",
+        )
         heads = all_heads(run)
         wrong += complaints("head", asked("abl"), heads, many=True)
         ablated = st.multiselect(
@@ -91,6 +104,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
         ablated=tuple(head for head in heads if head in ablated),
         mode=cast(Mode, mode),
         prompt=(prompt or "").strip(),
+        temperature=float(temperature or 0.0),
     )
     return view, wrong
 
@@ -163,24 +177,28 @@ def clickable_grid(chart: alt.LayerChart, view: View, *, ablate: bool, alt_text:
     A chart reports no second click on the same cell, so each click gives it a new key.
     """
     generation = st.session_state.setdefault("grid_generation", 0)
-    key = f"grid_{generation}"
-    heads = all_heads(view.run)
-
-    def on_click() -> None:
-        clicked = clicked_heads(st.session_state.get(key), heads)
-        if ablate:
-            st.session_state["abl"] = toggle(st.session_state["abl"], clicked, heads)
-        elif clicked:
-            st.session_state["head"] = clicked[-1]
-        st.session_state["grid_generation"] = generation + 1
-
     with st.container(key="grid"):
         st.altair_chart(
             chart,
             width="content",
             theme=None,
-            key=key,
-            on_select=on_click,
+            key=f"grid_{generation}",
+            on_select=partial(grid_clicked, generation, all_heads(view.run), ablate),
             selection_mode="pick",
             alt=alt_text,
         )
+
+
+def grid_clicked(generation: int, heads: Sequence[str], ablate: bool) -> None:
+    """Ablate, restore or choose the head that was clicked on the grid of this generation."""
+    state = st.session_state
+    if state["grid_generation"] != generation:
+        # A browser may send the click on a chart that is gone along with the next one: counted
+        # twice, it would undo it.
+        return
+    clicked = clicked_heads(state.get(f"grid_{generation}"), heads)
+    if ablate:
+        state["abl"] = toggle(state["abl"], clicked, heads)
+    elif clicked:
+        state["head"] = clicked[-1]
+    state["grid_generation"] = generation + 1

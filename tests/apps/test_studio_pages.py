@@ -89,7 +89,9 @@ def test_a_link_brings_back_its_state(home):
 
 
 def test_zeros_in_a_link_survive(home):
-    page = opened(run="tiny", ckpt="0", abl="L0H0", head="L0H0")
+    page = opened(run="tiny", ckpt="0", abl="L0H0", head="L0H0", T="0")
+    assert page.number_input(key="T").value == 0.0
+    assert any("likeliest symbol each time" in text for text in texts(page).splitlines())
     assert page.selectbox(key="ckpt").value == "0"
     assert page.multiselect(key="abl").value == ["L0H0"]
     assert "step 0" in texts(page)

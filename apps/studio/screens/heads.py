@@ -34,14 +34,12 @@ def baseline_beside_ablated(scene: Scene) -> None:
     view = scene.view
     columns = panels.numbers(scene)
     count = f"Each measured on {columns[0][2]['n_sequences']:,} unseen sequences."
-    if not view.ablated and not view.prompt:
+    if not view.ablated and not view.prompt and not view.temperature:
         hint = "Switch on Click ablates, then click a head: what does the model lose without it?"
         widgets.note("numbers", f"{count} {hint}")
         return
     rows = panels.answers(scene)
-    widgets.note(
-        "numbers", f"{count} Answers: the likeliest symbol each time; wrong ones are underlined."
-    )
+    widgets.note("numbers", f"{count} {panels.how_answered(view)}; wrong symbols are underlined.")
     panels.record_button(view, columns, rows)
 
 
