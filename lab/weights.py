@@ -45,29 +45,40 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
 
     One at a time, so that a config of many layers costs nothing until the first is missing.
     """
-    width, vocab, mlp = config.d_model, config.d_vocab, config.mlp_width
-    d_head = config.head_width
-    yield "embed.W_E", (vocab, width)
+    width, d_head, mlp = config.d_model, config.head_width, config.mlp_width
+    yield "embed.W_E", (config.d_vocab, width)
     if config.positional_embedding_type == "standard":
         yield "pos_embed.W_pos", (config.n_ctx, width)
     for layer in range(config.n_layers):
-        block, heads = f"blocks.{layer}.", config.n_heads_of(layer)
-        for norm in ("ln1", "ln2"):
-            yield f"{block}{norm}.w", (width,)
-            yield f"{block}{norm}.b", (width,)
-        for letter in "QKV":
-            yield f"{block}attn.W_{letter}", (heads, width, d_head)
-            yield f"{block}attn.b_{letter}", (heads, d_head)
+        block, heads, kv_heads = f"blocks.{layer}.", config.n_heads_of(layer), config.kv_heads
+        if config.kept_heads is not None:
+            kv_heads = len(config.kv_heads_of(layer))
+        yield from norm_shapes(f"{block}ln1", config)
+        for letter, number in (("Q", heads), ("K", kv_heads), ("V", kv_heads)):
+            yield f"{block}attn.W_{letter}", (number, width, d_head)
+            yield f"{block}attn.b_{letter}", (number, d_head)
         yield f"{block}attn.W_O", (heads, d_head, width)
         yield f"{block}attn.b_O", (width,)
+        if config.attn_only:
+            continue
+        yield from norm_shapes(f"{block}ln2", config)
+        if config.gated_mlp:
+            yield f"{block}mlp.W_gate", (width, mlp)
         yield f"{block}mlp.W_in", (width, mlp)
         yield f"{block}mlp.b_in", (mlp,)
         yield f"{block}mlp.W_out", (mlp, width)
         yield f"{block}mlp.b_out", (width,)
-    yield "ln_final.w", (width,)
-    yield "ln_final.b", (width,)
-    yield "unembed.W_U", (width, vocab)
-    yield "unembed.b_U", (vocab,)
+    yield from norm_shapes("ln_final", config)
+    yield "unembed.W_U", (width, config.vocab_out)
+    yield "unembed.b_U", (config.vocab_out,)
+
+
+def norm_shapes(norm: str, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of what a normalisation learns."""
+    if config.normalization_type is not None:
+        yield f"{norm}.w", (config.d_model,)
+    if config.normalization_type == "LN":
+        yield f"{norm}.b", (config.d_model,)
 
 
 def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:

@@ -21,6 +21,9 @@ from lab.weights import check_header, expected_shapes, read_header, refuse_pickl
         {"positional_embedding_type": "rotary", "d_head": 6, "d_mlp": 5},
         {"positional_embedding_type": "sinusoidal", "tie_word_embeddings": True},
         {"kept_heads": ((0, 2), ())},
+        {"kept_heads": ((0, 2), (1,)), "n_key_value_heads": 1},
+        {"n_key_value_heads": 3, "normalization_type": "RMS", "gated_mlp": True},
+        {"attn_only": True, "normalization_type": None, "d_vocab_out": 3},
     ],
 )
 def test_expected_shapes_are_the_models(changes: dict[str, Any]):
