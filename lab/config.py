@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, get_args
 
 from lab.naming import quoted, unknown_name
 
@@ -26,8 +26,16 @@ LONGEST_SINUSOIDAL = 2**16
 """Largest context of sinusoidal positions: their table is computed, not read from a file."""
 
 PositionalEmbedding = Literal["standard", "sinusoidal", "rotary", "none"]
-Activation = Literal["gelu", "gelu_new", "relu", "silu"]
+Activation = Literal["gelu", "gelu_new", "relu", "silu", "solu", "solu_ln"]
 Precision = Literal["auto", "fp32", "bf16"]
+SWITCHES = (
+    "attn_only",
+    "gated_mlp",
+    "parallel_attn_mlp",
+    "rotary_adjacent_pairs",
+    "tie_word_embeddings",
+)
+"""Fields of a ModelConfig that are true or false."""
 
 
 def require(holds: bool, what: str, rule: str, got: object) -> None:
@@ -97,13 +105,15 @@ class ModelConfig:
     d_mlp: int | None = None
     """Hidden width of the MLP; None: 4 * d_model."""
     act_fn: Activation = "gelu"
-    """Non-linearity of the MLP (gelu_new is the tanh approximation)."""
+    """Non-linearity of the MLP (gelu_new: the tanh approximation; solu_ln: a LayerNorm follows)."""
     positional_embedding_type: PositionalEmbedding = "standard"
     """standard (learned vectors), sinusoidal (fixed waves), rotary (q and k turn) or none."""
     rotary_base: float = 10_000.0
     """Wavelength base of rotary positions."""
     rotary_dim: int | None = None
     """Dimensions of a head that rotary positions turn; None: all."""
+    rotary_adjacent_pairs: bool = False
+    """Turn dimensions 2i and 2i + 1 together, as GPT-J does, not i and i + half of them."""
     attention_dir: Literal["causal", "bidirectional"] = "causal"
     """Whether a position sees earlier ones only."""
     n_key_value_heads: int | None = None
@@ -139,7 +149,7 @@ class ModelConfig:
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1, LARGEST_SIZE)
         require_seed(self.seed)
-        require_choice("act_fn", self.act_fn, ("gelu", "gelu_new", "relu", "silu"))
+        require_choice("act_fn", self.act_fn, get_args(Activation))
         require_choice(
             "positional_embedding_type",
             self.positional_embedding_type,
@@ -148,12 +158,18 @@ class ModelConfig:
         require_number("rotary_base", self.rotary_base, 1.0)
         require_number("eps", self.eps, 0.0)
         require_number("initializer_range", self.initializer_range, 0.0)
-        for name in ("tie_word_embeddings", "attn_only", "gated_mlp", "parallel_attn_mlp"):
+        for name in SWITCHES:
             value = getattr(self, name)
             require(isinstance(value, bool), name, "true or false", value)
         require_choice("attention_dir", self.attention_dir, ("causal", "bidirectional"))
         if self.normalization_type is not None:
             require_choice("normalization_type", self.normalization_type, ("LN", "RMS"))
+        require(
+            not (self.gated_mlp and self.act_fn == "solu_ln"),
+            "act_fn",
+            "another than solu_ln in a gated MLP, which has no place for its norm",
+            self.act_fn,
+        )
         self.check_sizes()
         if self.kept_heads is not None:
             check_kept_heads(self.kept_heads, self.n_layers, self.n_heads)
@@ -220,6 +236,7 @@ class ModelConfig:
         each_layer = norm + width
         if not self.attn_only:
             each_layer += norm + (3 if self.gated_mlp else 2) * width * mlp + mlp + width
+            each_layer += 2 * mlp if self.act_fn == "solu_ln" else 0
         heads = sum(self.n_heads_of(layer) for layer in range(self.n_layers))
         key_heads = heads
         if self.kept_heads is not None:

@@ -8,14 +8,26 @@ from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
 from lab.config import ModelConfig
+from lab.norms import LayerNorm
 from lab.shapes import Resid
 from lab.taps import tap
+
+
+def solu(pre: Tensor) -> Tensor:
+    """Return x * softmax(x) over the hidden units.
+
+    Source: Elhage et al. 2022, Softmax Linear Units; solu_ln is followed by a LayerNorm.
+    """
+    return pre * F.softmax(pre, dim=-1)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "solu": solu,
+    "solu_ln": solu,
 }
 
 
@@ -31,11 +43,18 @@ class MLP(nn.Module):
         self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
         self.b_out = nn.Parameter(torch.zeros(config.d_model))
         self.hook_pre, self.hook_post = HookPoint(), HookPoint()
+        self.normalises = config.act_fn == "solu_ln"
+        if self.normalises:
+            self.hook_mid = HookPoint()
+            self.ln = LayerNorm(config, config.mlp_width)
 
     def forward(self, normalised: Resid) -> Resid:
         """Return what the MLP adds to the residual stream."""
         pre = tap(self.hook_pre, F.linear(normalised, self.W_in.T, self.b_in))
-        post = tap(self.hook_post, self.act(pre))
+        post = self.act(pre)
+        if self.normalises:
+            post = self.ln(tap(self.hook_mid, post))
+        post = tap(self.hook_post, post)
         return F.linear(post, self.W_out.T, self.b_out)
 
 

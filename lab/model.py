@@ -119,6 +119,7 @@ class Attention(nn.Module):
         self.b_V = nn.Parameter(torch.zeros(kv_heads, d_head))
         self.b_O = nn.Parameter(torch.zeros(width))
         self.rotary_base, self.rotary_width = config.rotary_base, config.rotary_width
+        self.rotary_adjacent_pairs = config.rotary_adjacent_pairs
         self.hook_attn_in = HookPoint()
         self.hook_q_input, self.hook_k_input, self.hook_v_input = (
             HookPoint(),
@@ -171,7 +172,8 @@ class Attention(nn.Module):
 
     def rotated(self, x: HeadVectors, positions: Positions) -> HeadVectors:
         """Turn q or k by its position."""
-        return rotate(x, positions, self.rotary_base, self.rotary_width)
+        base, width = self.rotary_base, self.rotary_width
+        return rotate(x, positions, base, width, self.rotary_adjacent_pairs)
 
     def head_results(self, z: HeadVectors) -> PerHead:
         """Return what each head adds to the residual stream."""

@@ -20,12 +20,12 @@ Streams = Float[Tensor, "batch pos *head d_model"]
 class LayerNorm(nn.Module):
     """Centre each vector, divide by its standard deviation, then scale and shift."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Start as the plain normalisation: w = 1, b = 0."""
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+        """Start as the plain normalisation, w = 1 and b = 0, of d_model or another width."""
         super().__init__()
         self.eps = config.eps
-        self.w = nn.Parameter(torch.ones(config.d_model))
-        self.b = nn.Parameter(torch.zeros(config.d_model))
+        self.w = nn.Parameter(torch.ones(width or config.d_model))
+        self.b = nn.Parameter(torch.zeros(width or config.d_model))
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 

@@ -41,7 +41,9 @@ def sinusoidal_positions(n_ctx: int, d_model: int) -> Float[Tensor, "pos d_model
     return rearrange(waves, "pos pair two -> pos (pair two)")
 
 
-def rotate(x: HeadVectors, positions: Positions, base: float, width: int) -> HeadVectors:
+def rotate(
+    x: HeadVectors, positions: Positions, base: float, width: int, adjacent: bool = False
+) -> HeadVectors:
     """Turn dimension pairs (i, i + width/2) by position * base^(-2i / width); leave the rest.
 
     Source: Su et al. 2021 (RoPE), in the half-split order of GPT-NeoX and Llama.
@@ -51,10 +53,15 @@ def rotate(x: HeadVectors, positions: Positions, base: float, width: int) -> Hea
         positions: The position of each token.
         base: Wavelength base.
         width: Dimensions that are turned, from the first; the others pass by.
+        adjacent: Pair (2i, 2i + 1) instead, the order of the paper and of GPT-J.
     """
     half = width // 2
     exponents = torch.arange(half, device=x.device, dtype=torch.float64) / half
     angles = (positions.double().unsqueeze(-1) * base**-exponents).unsqueeze(-2)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    if adjacent:
+        even, odd = x[..., :width:2], x[..., 1:width:2]
+        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+        return torch.cat([turned.flatten(-2), x[..., width:]], dim=-1)
     first, second, rest = x[..., :half], x[..., half:width], x[..., width:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

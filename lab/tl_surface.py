@@ -36,6 +36,7 @@ class HookedGPTConfig(TransformerLensConfig):
     parallel_attn_mlp: bool = False
     rotary_dim: int | None = None
     rotary_base: float = 10_000.0
+    rotary_adjacent_pairs: bool = False
     tie_word_embeddings: bool = False
     seed: int = 0
     init_mode: str = "gpt2"
@@ -67,6 +68,7 @@ class HookedGPTConfig(TransformerLensConfig):
             parallel_attn_mlp=config.parallel_attn_mlp,
             rotary_dim=config.rotary_width or None,
             rotary_base=config.rotary_base,
+            rotary_adjacent_pairs=config.rotary_adjacent_pairs,
             tie_word_embeddings=config.tie_word_embeddings,
             eps=config.eps,
             seed=config.seed,

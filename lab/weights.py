@@ -64,6 +64,9 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield from norm_shapes(f"{block}ln2", config)
         if config.gated_mlp:
             yield f"{block}mlp.W_gate", (width, mlp)
+        if config.act_fn == "solu_ln":
+            yield f"{block}mlp.ln.w", (mlp,)
+            yield f"{block}mlp.ln.b", (mlp,)
         yield f"{block}mlp.W_in", (width, mlp)
         yield f"{block}mlp.b_in", (mlp,)
         yield f"{block}mlp.W_out", (mlp, width)

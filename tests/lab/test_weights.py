@@ -23,6 +23,7 @@ from lab.weights import check_header, expected_shapes, read_header, refuse_pickl
         {"kept_heads": ((0, 2), ())},
         {"kept_heads": ((0, 2), (1,)), "n_key_value_heads": 1},
         {"n_key_value_heads": 3, "normalization_type": "RMS", "gated_mlp": True},
+        {"act_fn": "solu_ln"},
         {"attn_only": True, "normalization_type": None, "d_vocab_out": 3},
     ],
 )
