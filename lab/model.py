@@ -149,9 +149,8 @@ class Attention(nn.Module):
             run: What this forward pass tells every layer.
             use_result: Compute what each head adds on its own, for hook_result.
         """
-        q = tap(self.hook_q, project(q_in, self.W_Q, self.b_Q))
-        k = tap(self.hook_k, project(k_in, self.W_K, self.b_K))
-        v = tap(self.hook_v, project(v_in, self.W_V, self.b_V))
+        q, k, v = self.projections(q_in, k_in, v_in)
+        q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
         if self.rotary_width:
             q = tap(self.hook_rot_q, self.rotated(q, run.positions))
             k = tap(self.hook_rot_k, self.rotated(k, run.positions))
@@ -166,9 +165,24 @@ class Attention(nn.Module):
         z = tap(self.hook_z, z)
         if use_result:
             return tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
-        W_O = rearrange(self.W_O, "head d_head d_model -> d_model (head d_head)")
-        mixed = rearrange(z, "batch pos head d_head -> batch pos (head d_head)")
-        return F.linear(mixed, W_O, self.b_O)
+        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def projections(
+        self, q_in: Resid | PerHead, k_in: Resid | PerKeyHead, v_in: Resid | PerKeyHead
+    ) -> tuple[HeadVectors, HeadVectors, HeadVectors]:
+        """Return q, k and v: from one matrix product for all heads, unless each reads its own."""
+        weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
+        if q_in.ndim == 4:
+            inputs = (q_in, k_in, v_in)
+            q, k, v = (project(*each) for each in zip(inputs, weights, biases, strict=True))
+            return q, k, v
+        flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
+        both = F.linear(q_in, flat, torch.cat(biases).flatten())
+        vectors = both.unflatten(-1, (-1, self.W_Q.shape[-1]))
+        heads, kv_heads = len(self.head_ids), len(self.kv_ids)
+        # Slices, which hooks may write into; autograd forbids it for what split() returns.
+        q, k = vectors[:, :, :heads], vectors[:, :, heads : heads + kv_heads]
+        return q, k, vectors[:, :, heads + kv_heads :]
 
     def rotated(self, x: HeadVectors, positions: Positions) -> HeadVectors:
         """Turn q or k by its position."""
@@ -486,18 +500,13 @@ def fork(residual: Resid, heads: int) -> PerHead:
 
 
 def project(
-    normalised: Resid | PerHead,
+    inputs: PerHead,
     weight: Float[Tensor, "head d_model d_head"],
     bias: Float[Tensor, "head d_head"],
 ) -> HeadVectors:
-    """Return one vector for each position and head, from one matrix product for all heads."""
-    if normalised.ndim == 4:
-        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        return einsum(normalised, weight, pattern) + bias
-    flat = rearrange(weight, "head d_model d_head -> (head d_head) d_model")
-    vectors = F.linear(normalised, flat, bias.flatten())
-    d_head = weight.shape[-1]  # rather than the number of heads, which may be 0
-    return rearrange(vectors, "batch pos (head d_head) -> batch pos head d_head", d_head=d_head)
+    """Return one vector for each position and head, each from an input of its own."""
+    pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
+    return einsum(inputs, weight, pattern) + bias
 
 
 def next_token_loss(
