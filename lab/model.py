@@ -7,7 +7,7 @@ listeners the fused kernel of PyTorch does several steps at once. What surrounds
 TransformerLens's tools is in `lab.tl_surface`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -485,6 +485,21 @@ class HookedGPT(TransformerLensSurface):
         from lab.checkpoint import save_model
 
         save_model(self, path)
+
+    @classmethod
+    def from_tl_checkpoint(
+        cls, source: str | Path | Mapping[str, Any], cfg: Any, device: str = "cpu"
+    ) -> "HookedGPT":
+        """Load an old HookedTransformer; see lab.tl_checkpoint.load_tl_checkpoint."""
+        from lab.tl_checkpoint import load_tl_checkpoint
+
+        return load_tl_checkpoint(source, cfg, device=device)
+
+    def to_boot_native(self) -> Any:
+        """Return it as a TransformerBridge.boot_native; see lab.boot_native.to_boot_native."""
+        from lab.boot_native import to_boot_native
+
+        return to_boot_native(self)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu", step: int | None = None) -> "HookedGPT":
