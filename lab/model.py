@@ -90,11 +90,11 @@ class PosEmbed(nn.Module):
         else:
             self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
 
-    def forward(self, tokens: Tokens, positions: Positions) -> Resid:
+    def forward(self, tokens: Tokens, run: Pass) -> Resid:
         """Return a copy of the position vectors for every sequence of the batch."""
-        if positions.ndim == 2:
-            return self.W_pos[positions]
-        vectors = self.W_pos[positions[0] : positions[0] + len(positions)]
+        if run.positions.ndim == 2:
+            return self.W_pos[run.positions]
+        vectors = self.W_pos[run.first_pos : run.first_pos + tokens.shape[1]]
         return repeat(vectors, "pos d_model -> batch pos d_model", batch=len(tokens)).clone()
 
 
@@ -461,7 +461,7 @@ class HookedGPT(TransformerLensSurface):
             )
         residual = tap(self.hook_embed, self.embed(tokens))
         if self.adds_positions:
-            residual = residual + tap(self.hook_pos_embed, self.pos_embed(tokens, run.positions))
+            residual = residual + tap(self.hook_pos_embed, self.pos_embed(tokens, run))
         return residual
 
     def generate(
