@@ -10,7 +10,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test fast hostile browser slow golden docs fmt lint types arch check clean
+.PHONY: help demo app test fast hostile browser slow bench golden docs fmt lint types arch check clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
 
 slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
+
+bench: $(DEV) ## Measure against other libraries, side by side, and write docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
 	@$(BIN)/pytest tests/golden $(ARGS)
