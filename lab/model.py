@@ -44,6 +44,8 @@ PerHead = Float[Tensor, "batch pos head d_model"]
 """The residual stream, forked: one copy for each head."""
 PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
 """The same for each key and value head."""
+KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
+"""One vector for each position and key head."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,7 +171,7 @@ class Attention(nn.Module):
 
     def projections(
         self, q_in: Resid | PerHead, k_in: Resid | PerKeyHead, v_in: Resid | PerKeyHead
-    ) -> tuple[HeadVectors, HeadVectors, HeadVectors]:
+    ) -> tuple[HeadVectors, KeyVectors, KeyVectors]:
         """Return q, k and v: from one matrix product for all heads, unless each reads its own."""
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
         if q_in.ndim == 4:

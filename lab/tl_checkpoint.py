@@ -17,7 +17,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lab.config import LARGEST_SIZE, ModelConfig, require, require_choice, require_whole
+from lab.config import (
+    LARGEST_SIZE,
+    ModelConfig,
+    is_whole,
+    require,
+    require_choice,
+    require_whole,
+)
 from lab.model import HookedGPT
 from lab.naming import bare, quoted, unknown_name
 from lab.weights import PICKLE_SUFFIXES, expected_shapes
@@ -111,8 +118,8 @@ IGNORED = (
 """Fields that change nothing of what is computed."""
 BUFFERS = re.compile(r"blocks\.\d+\.attn\.(mask|IGNORE|rotary_sin|rotary_cos)")
 """What the old attention kept beside its weights; a HookedGPT computes it on the fly."""
-FOREIGN = re.compile(r"GLOBAL [\w.]+|Unsupported class [\w.]+|Unsupported operand \d+")
-"""What torch.load(weights_only=True) says of a pickle that holds more than tensors."""
+FOREIGN = re.compile(r"GLOBAL ([\w.]*\w)(?= )")
+"""Where torch.load(weights_only=True) names what a pickle wants to import."""
 MOST_NAMES = 5
 """Names of tensors that a message lists of each kind."""
 
@@ -210,6 +217,9 @@ def translate_config(fields: Mapping[str, Any], state: Mapping[str, Tensor]) -> 
         values["d_vocab"] = vocabulary(state)
     if values.get("d_vocab_out", -1) in (-1, values["d_vocab"]):
         values["d_vocab_out"] = None
+    for name in ("rotary_base", "eps"):
+        if is_whole(values.get(name)):  # 10000 for 10000.0
+            values[name] = float(values[name])
     norm = fields.get("normalization_type", "LN")
     if norm is not None:
         require_choice("normalization_type", norm, tuple(NORMS))
@@ -298,19 +308,18 @@ def read_file(path: Path) -> Any:
         if suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except Exception as error:  # what the libraries raise for damage is not documented
         foreign = isinstance(error, pickle.UnpicklingError) and FOREIGN.search(str(error))
         if foreign:
             raise ValueError(
-                f"a {suffix} checkpoint must hold tensors only, got {bare(foreign[0])} in "
+                f"a {suffix} checkpoint must hold tensors only, got {bare(foreign[1])} in "
                 f"{str(path)!r}, which is not loaded because it could run any code; where you "
                 "trust it, load it with the old library and save model.state_dict()"
             ) from None
         raise ValueError(
-            f"a checkpoint must be a whole {suffix} file, got {str(path)!r}, which cannot be read "
-            f"({type(error).__name__}); copy it again"
+            f"a checkpoint must be a whole {suffix} file of tensors, got {str(path)!r}, which "
+            f"cannot be read ({type(error).__name__}); copy it again, or save model.state_dict() "
+            "anew"
         ) from None
 
 
