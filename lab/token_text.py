@@ -1,0 +1,213 @@
+"""Text to token ids and back for models that come with a tokenizer, and names of tokens to show.
+
+A tokenizer is a fast one of transformers. Symbols of tasks are `lab.vocab`'s.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.naming import quoted
+from lab.vocab import Vocab
+
+TOKENIZER = "tokenizer.json"
+FILES = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
+"""What a saved tokenizer consists of; the last only where there is one."""
+SPACE = "\N{OPEN BOX}"
+"""How a space is shown in the name of a token: pages and pictures swallow plain ones."""
+BYTE_LEVEL = ("gpt-2", "smollm")
+"""Byte-level BPE tokenizers of GGUF files (tokenizer.ggml.pre) that are built from metadata."""
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens in GGUF's tokenizer.ggml.token_type that are matched before any merging."""
+
+
+def read_tokenizer(folder: Path) -> Any | None:
+    """Return the tokenizer of a folder, or None if it has no tokenizer.json.
+
+    Raises:
+        ValueError: Its files are damaged.
+    """
+    if not (folder / TOKENIZER).is_file():
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the Rust library raises plain Exception
+        raise ValueError(
+            f"{TOKENIZER} must be a tokenizer that transformers reads, got {quoted(str(error))} in "
+            f"{str(folder)!r}; restore it from a copy or remove it"
+        ) from None
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer's files into a folder."""
+    tokenizer.save_pretrained(folder)
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Tell whether a tokenizer puts a beginning-of-sequence token before a text by itself."""
+    start = tokenizer("a", add_special_tokens=True)["input_ids"][:1]
+    return tokenizer.bos_token_id is not None and start == [tokenizer.bos_token_id]
+
+
+def encode(tokenizer: Any, text: str, prepend_bos: bool) -> list[int]:
+    """Return the ids of a text; of special tokens only those that stand in it, and BOS if asked.
+
+    Raises:
+        ValueError: BOS is asked for and the tokenizer has none.
+    """
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not prepend_bos:
+        return ids
+    if tokenizer.bos_token_id is None:
+        raise ValueError(
+            "prepend_bos must be False for this tokenizer, got True: it has no BOS token"
+        )
+    return [tokenizer.bos_token_id, *ids]
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """Return the bytes that each token stands for, spaces before words included.
+
+    Raises:
+        ValueError: An id is outside the vocabulary.
+    """
+    added = tokenizer.added_tokens_decoder
+    backend = tokenizer.backend_tokenizer
+    byte_level = "ByteLevel" in repr(backend.decoder)
+    known = len(tokenizer)
+    found = []
+    for token_id in ids:
+        piece = backend.id_to_token(token_id) if 0 <= token_id < known else None
+        if piece is None:
+            raise ValueError(f"token id must be from 0 to {known - 1}, got {token_id}")
+        if token_id in added:
+            found.append(str(added[token_id]).encode())
+        elif byte_level:
+            found.append(bytes_of_piece(piece))
+        elif len(piece) == 6 and piece.startswith("<0x"):  # one byte, in SentencePiece's writing
+            found.append(bytes([int(piece[3:5], 16)]))
+        else:
+            found.append(piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+    return found
+
+
+@functools.cache
+def byte_alphabet() -> Mapping[str, int]:
+    """Return the byte that each character of a byte-level tokenizer stands for.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for characters from 256 on.
+    Source: Radford et al. 2019 (GPT-2), encoder.py.
+    """
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    return {chr(byte): byte for byte in plain} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+def bytes_of_piece(piece: str) -> bytes:
+    """Return the bytes of a byte-level token; a token outside the alphabet is its own text."""
+    alphabet = byte_alphabet()
+    if all(letter in alphabet for letter in piece):
+        return bytes(alphabet[letter] for letter in piece)
+    return piece.encode()
+
+
+def shown(token: bytes) -> str:
+    r"""Return a token as tables and pictures show it: different bytes, different names.
+
+    Spaces become open boxes; line ends, other invisible characters, backslashes and open boxes
+    themselves are escaped, and so is every byte that is no ASCII in a token that is no whole text.
+
+    >>> print(ascii(shown(b" Paris")), shown(b"a\n"), shown(b"\xe2\x96"))
+    '\u2423Paris' a\n \xe2\x96
+    """
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
+        return "".join(shown_letter(chr(byte)) if byte < 128 else f"\\x{byte:02x}" for byte in token)
+    return "".join(map(shown_letter, text))
+
+
+def shown_letter(letter: str) -> str:
+    """Return one character of a token's name."""
+    if letter == " ":
+        return SPACE
+    if letter == "\\":
+        return "\\\\"
+    if letter == SPACE or not letter.isprintable():
+        return letter.encode("unicode_escape").decode()
+    return letter
+
+
+class TokenVocab(Vocab):
+    """The names of a tokenizer's tokens, for everything that shows tokens.
+
+    Tokens that stand for the same bytes are told apart by their ids: `a#17`.
+    """
+
+    __slots__ = ("tokenizer",)
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Name every token."""
+        names = list(map(shown, token_bytes(tokenizer, range(len(tokenizer)))))
+        times = Counter(names)
+        super().__init__(
+            tuple(
+                f"{name}#{token_id}" if times[name] > 1 or not name else name
+                for token_id, name in enumerate(names)
+            )
+        )
+        object.__setattr__(self, "tokenizer", tokenizer)  # the names are frozen; this goes with them
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text by the tokenizer."""
+        return encode(self.tokenizer, text, prepend_bos=False)
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
+    """Build the tokenizer that a GGUF file describes; None if it is of a kind not known here."""
+    pre = metadata.get("tokenizer.ggml.pre")
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or pre not in BYTE_LEVEL:
+        return None
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    space = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
+    by_word = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=True)
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, by_word])
+    backend.decoder = decoders.ByteLevel()
+    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    backend.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t in of_kind(tokens, kinds, CONTROL)]
+    )
+    backend.add_tokens(
+        [AddedToken(t, normalized=False) for t in of_kind(tokens, kinds, USER_DEFINED)]
+    )
+    special = {
+        f"{name}_token": tokens[token_id]
+        for name, key in (
+            ("bos", "bos"),
+            ("eos", "eos"),
+            ("unk", "unknown"),
+            ("pad", "padding"),
+        )
+        if (token_id := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None
+    }
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    tokenizer.chat_template = metadata.get("tokenizer.chat_template")
+    return tokenizer
+
+
+def of_kind(tokens: Sequence[str], kinds: Sequence[int], kind: int) -> Iterator[str]:
+    """Yield the tokens of one kind."""
+    return (token for token, own in zip(tokens, kinds, strict=False) if own == kind)
