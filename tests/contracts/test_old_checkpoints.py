@@ -20,7 +20,8 @@ from lab.boot_native import to_boot_native
 from lab.config import ModelConfig
 from lab.gates import HeadGates
 from lab.model import HookedGPT
-from lab.tl_checkpoint import REFUSED, load_tl_checkpoint
+from lab.old_config import REFUSED
+from lab.tl_checkpoint import load_tl_checkpoint
 from probes.pruning import prune_heads
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tl39"
@@ -89,6 +90,7 @@ def test_what_the_flags_add() -> None:
     for flag in ("use_attn_in", "use_split_qkv_input", "use_attn_result", "use_hook_mlp_in"):
         model = load("gpt2", **{flag: True})
         assert getattr(model.cfg, flag)
+        assert model.cfg.default_prepend_bos is False
         logits, cache = model.run_with_cache(seen["tokens"])
         close(logits, seen["logits"])
         caches |= cache.cache_dict
@@ -153,6 +155,7 @@ def test_what_the_old_class_filled_in_is_filled_in() -> None:
     short = {"n_layers": 1, "d_model": 8, "d_head": 4, "n_ctx": 4}
     got = load_tl_checkpoint(HookedGPT(wide).state_dict(), short).config
     assert (got.n_heads, got.mlp_width, got.d_vocab, got.act_fn) == (2, 32, 5, "relu")
+    assert model.cfg.default_prepend_bos is True
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -291,9 +294,10 @@ def altered(**changes: Any) -> dict[str, Any]:
             {"unembed__b_U": torch.ones(5)},
             r"got unembed.b_U of shape \[5\] where it must be \[11\]; give",
         ),
+        ({"embed__W_E": None}, r"must hold embed\.W_E of two axes, got none; give a Hooked"),
         (
-            {"embed__W_E": None, "x": torch.ones(1), "embed__W_U": torch.ones(1)},
-            "got no embed.W_E; unknown embed.W_U, x; give the cfg",
+            {"embed__W_U": torch.ones(1), "unembed__W_U": None, "x": torch.ones(1)},
+            "got no unembed.W_U; unknown embed.W_U, x; give the cfg",
         ),
         ({"embed__W_E": torch.ones(11, 16, dtype=torch.long)}, "floating-point .* embed.W_E; conv"),
         ({"embed__W_E": torch.ones(11, 16).to_sparse()}, "must be dense .* others in embed.W_E"),
