@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.attention import AttentionReads
+from lab.reads import AttentionReads
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from tests.benchmarks.measuring import duration, largest_difference, peak_memory, take_turns
@@ -88,8 +88,8 @@ def a_model(config: ModelConfig) -> HookedGPT:
     model = HookedGPT(config).eval()
     with torch.no_grad():
         for block in model.blocks:
-            block.attn.W_Q.mul_(8.0)
-            block.attn.W_K.mul_(8.0)
+            block.attn.W_Q.mul_(4.0)
+            block.attn.W_K.mul_(4.0)
     return model
 
 
