@@ -510,6 +510,26 @@ class HookedGPT(TransformerLensSurface):
 
         return load_model(path, device=device, step=step)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path | nn.Module,
+        *,
+        tokenizer: Any = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> "HookedGPT":
+        """Take over a GPT-2, Llama or GPT-NeoX model; see lab.pretrained.from_pretrained."""
+        from lab.pretrained import from_pretrained
+
+        return from_pretrained(source, tokenizer=tokenizer, device=device, dtype=dtype)
+
+    def to_hf(self) -> Any:
+        """Return a transformers model with the same logits; see lab.hugging_face.to_hf."""
+        from lab.hugging_face import to_hf
+
+        return to_hf(self)
+
 
 def fork(residual: Resid, heads: int) -> PerHead:
     """Return a copy of the residual stream for each head."""

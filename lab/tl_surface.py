@@ -130,7 +130,9 @@ class TransformerLensSurface(HookedRootModule, ABC):
     blocks: Any
     ln_final: Any
     unembed: Any
-    tokenizer: None = None
+    tokenizer: Any = None
+    provenance: str | None = None
+    """Where weights that were not trained here come from; tables repeat it."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Hold the frozen description and TransformerLens's view of it."""
