@@ -27,6 +27,7 @@ from lab.manifest import (
 )
 from lab.model import HookedGPT
 from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, open_run, step_name
+from lab.token_text import saved_tokenizer, write_tokenizer
 from lab.weights import (
     PICKLE_SUFFIXES,
     check_header,
@@ -43,7 +44,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save_model(model: HookedGPT, path: str | Path) -> None:
-    """Write config and weights to a new folder.
+    """Write config, weights and tokenizer, if it is one of transformers, to a new folder.
 
     Raises:
         ValueError: If the folder exists.
@@ -51,8 +52,11 @@ def save_model(model: HookedGPT, path: str | Path) -> None:
     """
     with atomic_dir(Path(path)) as folder:
         described = {"schema_version": SCHEMA_VERSION, "model": model.config.to_dict()}
+        if model.provenance is not None:
+            described["weights"] = model.provenance
         (folder / CONFIG).write_bytes(to_json(described))
         (folder / WEIGHTS).write_bytes(weights_bytes(model.state_dict()))
+        write_tokenizer(model.tokenizer, folder)
         seal_folder(folder)
 
 
@@ -83,6 +87,10 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
     dtype = check_header(weights, expected_shapes(config))
     model = HookedGPT(config).to(dtype)
     model.load_state_dict(read_weights(weights))
+    entries = read_manifest(folder)
+    told = read_versioned(verified(folder, CONFIG, entries[CONFIG])).get("weights")
+    model.provenance = told if isinstance(told, str) else None
+    model.tokenizer = saved_tokenizer(folder, entries)
     return model.to(device).eval()
 
 

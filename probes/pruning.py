@@ -108,6 +108,7 @@ def prune_heads(
                 state[key] = state[key][kept]
     pruned = HookedGPT(config).to(device=model.W_E.device, dtype=model.W_E.dtype)
     pruned.load_state_dict(state)
+    pruned.tokenizer, pruned.provenance = model.tokenizer, model.provenance
     return pruned.train(model.training)
 
 
