@@ -287,7 +287,9 @@ def refuse_settings(settings: Settings, layout: Layout, file: GGUFFile) -> None:
     """Raise ValueError for sizes that are missing or no numbers, and for scaled wavelengths."""
     for key in layout.sizes:
         value = settings.get(key)
-        if not ((is_whole(value) and value > 0) or key.endswith("epsilon")):
+        if key.endswith("epsilon"):
+            require_number(key, value, 0.0)
+        elif not (is_whole(value) and value > 0):
             raise ValueError(
                 f"{key} must be one whole number of at least 1 in a GGUF file, got "
                 f"{quoted(value)} in {str(file.path)!r}; a HookedGPT has the same sizes in every "

@@ -5,7 +5,7 @@ Nothing is ever downloaded. What each family's weights mean is `lab.families`'s;
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,8 @@ def from_file(path: Path) -> HookedGPT:
     refuse_pickle(path)
     if path.suffix == ".safetensors":
         raise ValueError(
-            f"model must be a folder with config.json and .safetensors, got the file {str(path)!r}; "
-            "give the folder that holds it"
+            "model must be a folder with config.json and .safetensors, got the file "
+            f"{str(path)!r}; give the folder that holds it"
         )
     return from_gguf(path)
 
@@ -141,7 +141,10 @@ def packaged_model(name: str) -> HookedGPT:
     """Return a known model, from the cache or from the package that carries its weights."""
     known = KNOWN[name]
     path = packaged_file(known, name)
-    build: Callable[[], HookedGPT] = lambda: from_gguf(path, known.provenance)  # noqa: E731
+
+    def build() -> HookedGPT:
+        return from_gguf(path, known.provenance)
+
     return cached_model(name, file_sha256(path), build)
 
 

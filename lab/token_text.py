@@ -3,12 +3,14 @@
 A tokenizer is a fast one of transformers. Symbols of tasks are `lab.vocab`'s.
 """
 
+import errno
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.manifest import FileEntry, verified
 from lab.naming import quoted
 from lab.vocab import Vocab
 
@@ -42,9 +44,34 @@ def read_tokenizer(folder: Path) -> Any | None:
         ) from None
 
 
+def saved_tokenizer(folder: Path, entries: Mapping[str, FileEntry]) -> Any | None:
+    """Return the tokenizer of a sealed folder, once its files are what was written.
+
+    Raises:
+        ValueError: One of them is missing, changed or damaged.
+    """
+    if TOKENIZER not in entries:
+        return None
+    for name in FILES:
+        if name in entries:
+            verified(folder, name, entries[name])
+    return read_tokenizer(folder)
+
+
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer's files into a folder."""
-    tokenizer.save_pretrained(folder)
+    """Write the files of a tokenizer of transformers into a folder; nothing for another one.
+
+    Raises:
+        OSError: The place cannot be written or is full.
+    """
+    if tokenizer is None or isinstance(tokenizer, Vocab):
+        return
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # the Rust library raises plain Exception
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def adds_bos(tokenizer: Any) -> bool:
@@ -129,7 +156,9 @@ def shown(token: bytes) -> str:
     try:
         text = token.decode()
     except UnicodeDecodeError:
-        return "".join(shown_letter(chr(byte)) if byte < 128 else f"\\x{byte:02x}" for byte in token)
+        return "".join(
+            shown_letter(chr(byte)) if byte < 128 else f"\\x{byte:02x}" for byte in token
+        )
     return "".join(map(shown_letter, text))
 
 
@@ -142,6 +171,12 @@ def shown_letter(letter: str) -> str:
     if letter == SPACE or not letter.isprintable():
         return letter.encode("unicode_escape").decode()
     return letter
+
+
+@functools.lru_cache(maxsize=4)
+def token_vocab(tokenizer: Any) -> Vocab:
+    """Return the names of a tokenizer's tokens; a Vocab is its own."""
+    return tokenizer if isinstance(tokenizer, Vocab) else TokenVocab(tokenizer)
 
 
 class TokenVocab(Vocab):
@@ -162,7 +197,9 @@ class TokenVocab(Vocab):
                 for token_id, name in enumerate(names)
             )
         )
-        object.__setattr__(self, "tokenizer", tokenizer)  # the names are frozen; this goes with them
+        object.__setattr__(
+            self, "tokenizer", tokenizer
+        )  # the names are frozen; this goes with them
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text by the tokenizer."""

@@ -22,7 +22,7 @@ from lab.config import SCHEMA_VERSION, ModelConfig
 from lab.durable import atomic_dir, remove_leftovers, to_json
 from lab.manifest import check_size, read_manifest, read_versioned, seal_folder, verified
 from lab.model import HookedGPT
-from lab.token_text import FILES, read_tokenizer, write_tokenizer
+from lab.token_text import saved_tokenizer, write_tokenizer
 from lab.weights import DTYPES, check_header, damaged, expected_shapes, read_header
 
 logger = logging.getLogger(__name__)
@@ -117,8 +117,7 @@ def write_cached(model: HookedGPT, folder: Path) -> None:
         write_tensors(
             temporary / WEIGHTS, {name: parameters[name] for name, _ in stored_shapes(model.config)}
         )
-        if model.tokenizer is not None:
-            write_tokenizer(model.tokenizer, temporary)
+        write_tokenizer(model.tokenizer, temporary)
         seal_folder(temporary)
 
 
@@ -138,11 +137,8 @@ def read_cached(folder: Path) -> HookedGPT:
     state, sha256 = read_tensors(weights)
     if sha256 != entries[WEIGHTS].sha256:
         raise damaged(weights, "other bytes than were written")
-    for name in FILES:
-        if name in entries:
-            verified(folder, name, entries[name])
     model = assembled(config, state)
-    model.tokenizer = read_tokenizer(folder)
+    model.tokenizer = saved_tokenizer(folder, entries)
     model.provenance = described.get("weights")
     return model
 
@@ -195,4 +191,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
 
 def raw(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
