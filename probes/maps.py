@@ -19,6 +19,7 @@ from probes.reads import (
     observe_layers,
     probe_input,
     provenance,
+    vocab_of,
 )
 from probes.tables import ATTENTION, make_table
 
@@ -44,7 +45,7 @@ def attention_map(
         batch_or_tokens: A task's batch, whose source cells are marked, or plain tokens.
         layer: The head's layer.
         head: The head.
-        vocab: Names of the token ids; None: the ids themselves.
+        vocab: Names of the token ids; None: those of the model's tokenizer, or the ids themselves.
         sequence: Which sequence of the batch.
 
     Raises:
@@ -61,7 +62,8 @@ def attention_map(
         known = [head_label(*pair) for pair in maps]
         raise ValueError(unknown_name("head", head_label(layer, head), known))
     rows, keys = np.tril_indices(tokens.shape[1])
-    labels = np.array(token_labels(tokens[0].tolist(), vocab), dtype=object)
+    names = token_labels(tokens[0].tolist(), vocab_of(model, vocab))
+    labels = np.array(names, dtype=object)
     source = np.zeros((tokens.shape[1], tokens.shape[1]), dtype=bool)
     if x.sources is not None:
         for row, places in enumerate(x.sources[sequence].tolist()):

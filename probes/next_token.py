@@ -15,7 +15,7 @@ from lab.model import HookedGPT
 from lab.shapes import Tokens
 from lab.vocab import Vocab
 from probes.maps import token_labels
-from probes.reads import model_device, provenance
+from probes.reads import model_device, provenance, vocab_of
 from probes.tables import Column, Schema, make_table
 
 NEXT_TOKEN = Schema(
@@ -53,7 +53,7 @@ def next_token_table(
         model: A HookedGPT.
         tokens: One sequence.
         gates: The intervention; None: both columns are the whole model's.
-        vocab: Names of the token ids; None: the ids themselves.
+        vocab: Names of the token ids; None: those of the model's tokenizer, or the ids themselves.
         k: How many tokens of either model get a row.
 
     Raises:
@@ -73,7 +73,8 @@ def next_token_table(
     )
     rows = [row for query_pos, here in enumerate(both) for row in position_rows(query_pos, here, k)]
     ids = [row[1] for row in rows]
-    labels = iter(token_labels([i for i in ids if i is not None], vocab))
+    names = vocab_of(model, vocab)
+    labels = iter(token_labels([i for i in ids if i is not None], names))
     columns = {
         "query_pos": [row[0] for row in rows],
         "token_id": ids,

@@ -15,7 +15,8 @@ from lab.config import ModelConfig
 from lab.runtime import versions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from lab.vocab import BOS_ID, SEP_ID
+from lab.token_text import token_vocab
+from lab.vocab import BOS_ID, SEP_ID, Vocab
 from probes.tables import digest
 from probes.targets import ProbeInput
 
@@ -47,6 +48,21 @@ class Configured(Protocol):
     def config(self) -> ModelConfig:
         """The frozen description of the model."""
         ...
+
+
+@runtime_checkable
+class Lettered(Protocol):
+    """A model that may come with a tokenizer, and knows where its weights are from."""
+
+    tokenizer: Any
+    provenance: str | None
+
+
+def vocab_of(model: ReadableModel, vocab: Vocab | None) -> Vocab | None:
+    """Return the names of the token ids: the given ones, else those of the model's tokenizer."""
+    if vocab is not None or not isinstance(model, Lettered) or model.tokenizer is None:
+        return vocab
+    return token_vocab(model.tokenizer)
 
 
 def probe_input(
@@ -106,7 +122,9 @@ def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:
     `run`, `checkpoint_sha256` and `seed` are those of a saved run; reports fill them in.
     """
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    foreign = model.provenance if isinstance(model, Lettered) else None
     return {
+        **({} if foreign is None else {"weights": foreign}),
         "run": None,
         "checkpoint_sha256": None,
         "seed": None,
