@@ -16,6 +16,7 @@ from lab.config import (
     is_whole,
     require,
     require_choice,
+    require_number,
     require_whole,
 )
 from lab.naming import quoted, unknown_name
@@ -171,6 +172,7 @@ def translate_config(fields: Mapping[str, Any], d_vocab: int) -> ModelConfig:
         values["d_vocab_out"] = None
     for name in ("rotary_base", "eps"):
         if is_whole(values.get(name)):  # 10000 for 10000.0
+            require_number(name, values[name], 0.0)
             values[name] = float(values[name])
     norm = fields.get("normalization_type", "LN")
     if norm is not None:
@@ -195,7 +197,7 @@ def refuse_what_differs(fields: Mapping[str, Any]) -> None:
                 f"{remedy}"
             )
     scale, d_head = fields.get("attn_scale", -1), fields["d_head"]
-    number = isinstance(scale, int | float)
+    number = isinstance(scale, float) or (is_whole(scale) and abs(scale) <= LARGEST_SIZE)
     if not number or (scale != -1 and not math.isclose(scale, math.sqrt(d_head), rel_tol=1e-6)):
         raise ValueError(
             f"attn_scale must be sqrt(d_head) = {math.sqrt(d_head):.6g} in a HookedGPT, got "

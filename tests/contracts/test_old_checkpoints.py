@@ -5,6 +5,7 @@ The oracle is the old class itself: tests/fixtures/make_tl39.py wrote what it co
 
 import copy
 import json
+import math
 import re
 from collections import OrderedDict
 from pathlib import Path
@@ -20,7 +21,7 @@ from lab.boot_native import to_boot_native
 from lab.config import ModelConfig
 from lab.gates import HeadGates
 from lab.model import HookedGPT
-from lab.old_config import REFUSED
+from lab.old_config import REFUSED, config_fields, translate_config
 from lab.tl_checkpoint import load_tl_checkpoint
 from probes.pruning import prune_heads
 
@@ -263,6 +264,39 @@ def test_fields_of_what_a_model_does_not_compute(field: str) -> None:
 def test_fields_that_are_wrong(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load("gpt2", **changes)
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    2,
+    2.5,
+    math.nan,
+    10**400,
+    "x",
+    "",
+    [],
+    {"a": 1},
+    b"x",
+    "LN\n\0",
+    "a" * 9_999,
+]
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_any_value_of_any_field_is_taken_or_refused_in_one_line() -> None:
+    cfg = cfg_of("gpt2")
+    refused = 0
+    for field in cfg:
+        for value in ODD:
+            try:
+                translate_config(config_fields({**cfg, field: value}), d_vocab=11)
+            except ValueError as error:
+                refused += 1
+                line = str(error)
+                assert line.isprintable() and line.isascii() and 20 < len(line) < 1_000, line
+    assert 450 < refused < len(cfg) * len(ODD)
 
 
 def test_final_rms_says_nothing_new_where_every_norm_is_one() -> None:
