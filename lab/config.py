@@ -132,8 +132,8 @@ class ModelConfig:
     """Use the transposed embedding as the unembedding: one parameter for both."""
     eps: float = 1e-5
     """Added to the variance in LayerNorm."""
-    initializer_range: float = 0.02
-    """Standard deviation of the initial weights; biases start at 0."""
+    initializer_range: float | None = 0.02
+    """Standard deviation of the initial weights; None: HookedTransformer's 0.8 / sqrt(d_model)."""
     seed: int = 0
     """Seed of the initial weights."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None
@@ -157,7 +157,8 @@ class ModelConfig:
         )
         require_number("rotary_base", self.rotary_base, 1.0)
         require_number("eps", self.eps, 0.0)
-        require_number("initializer_range", self.initializer_range, 0.0)
+        if self.initializer_range is not None:
+            require_number("initializer_range", self.initializer_range, 0.0)
         for name in SWITCHES:
             value = getattr(self, name)
             require(isinstance(value, bool), name, "true or false", value)
@@ -253,6 +254,15 @@ class ModelConfig:
     def head_width(self) -> int:
         """d_head, or its default d_model // n_heads."""
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def initial_std(self) -> float:
+        """initializer_range, or HookedTransformer's default of it."""
+        return (
+            0.8 / math.sqrt(self.d_model)
+            if self.initializer_range is None
+            else self.initializer_range
+        )
 
     @property
     def kv_heads(self) -> int:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
 from lab.config import ModelConfig
+from lab.initial import draw_parameters
 from lab.norms import LayerNorm
 from lab.shapes import Resid
 from lab.taps import tap
@@ -38,6 +39,7 @@ class MLP(nn.Module):
         """Make room for the weights."""
         super().__init__()
         self.act = ACTIVATIONS[config.act_fn]
+        self.initial_std = config.initial_std
         self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
         self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
         self.W_out = nn.Parameter(torch.empty(config.mlp_width, config.d_model))
@@ -48,12 +50,16 @@ class MLP(nn.Module):
             self.hook_mid = HookPoint()
             self.ln = LayerNorm(config, config.mlp_width)
 
-    def forward(self, normalised: Resid) -> Resid:
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew."""
+        draw_parameters(self, self.initial_std, generator)
+
+    def forward(self, normalised: Resid, stepwise: bool = False) -> Resid:
         """Return what the MLP adds to the residual stream."""
         pre = tap(self.hook_pre, F.linear(normalised, self.W_in.T, self.b_in))
         post = self.act(pre)
         if self.normalises:
-            post = self.ln(tap(self.hook_mid, post))
+            post = self.ln(tap(self.hook_mid, post), stepwise)
         post = tap(self.hook_post, post)
         return F.linear(post, self.W_out.T, self.b_out)
 
@@ -69,6 +75,7 @@ class GatedMLP(nn.Module):
         """Make room for the weights."""
         super().__init__()
         self.act = ACTIVATIONS[config.act_fn]
+        self.initial_std = config.initial_std
         self.W_gate = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
         self.W_in = nn.Parameter(torch.empty(config.d_model, config.mlp_width))
         self.b_in = nn.Parameter(torch.zeros(config.mlp_width))
@@ -77,7 +84,11 @@ class GatedMLP(nn.Module):
         self.hook_pre, self.hook_pre_linear = HookPoint(), HookPoint()
         self.hook_post = HookPoint()
 
-    def forward(self, normalised: Resid) -> Resid:
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew."""
+        draw_parameters(self, self.initial_std, generator)
+
+    def forward(self, normalised: Resid, stepwise: bool = False) -> Resid:
         """Return what the MLP adds to the residual stream."""
         gate = tap(self.hook_pre, F.linear(normalised, self.W_gate.T))
         linear = tap(self.hook_pre_linear, F.linear(normalised, self.W_in.T))

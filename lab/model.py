@@ -31,12 +31,14 @@ from lab.attention import (
 )
 from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.gates import GateTensors, HeadGates
+from lab.initial import draw_parameters
 from lab.mlps import MLP, GatedMLP
 from lab.norms import make_norm
 from lab.positions import Positions, rotate, sinusoidal_positions, token_positions
 from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
 from lab.taps import listened, tap
-from lab.tl_surface import HookedGPTConfig, TransformerLensSurface
+from lab.tl_config import HookedGPTConfig
+from lab.tl_surface import TransformerLensSurface
 
 AttentionPath = Literal["auto", "fused", "explicit"]
 Observer = Callable[[int, AttentionReads], None]
@@ -44,6 +46,8 @@ PerHead = Float[Tensor, "batch pos head d_model"]
 """The residual stream, forked: one copy for each head."""
 PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
 """The same for each key and value head."""
+KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
+"""k or v: fewer heads than q has, in grouped-query attention."""
 KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
 """One vector for each position and key head."""
 
@@ -68,6 +72,11 @@ class Embed(nn.Module):
         """Make room for one vector a token id."""
         super().__init__()
         self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
+        self.initial_std = config.initial_std
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew."""
+        draw_parameters(self, self.initial_std, generator)
 
     def forward(self, tokens: Tokens) -> Resid:
         """Look up the vector of each token."""
@@ -91,6 +100,11 @@ class PosEmbed(nn.Module):
             self.register_buffer("W_pos", waves, persistent=False)
         else:
             self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
+        self.initial_std = config.initial_std
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew."""
+        draw_parameters(self, self.initial_std, generator)
 
     def forward(self, tokens: Tokens, run: Pass) -> Resid:
         """Return a copy of the position vectors for every sequence of the batch."""
@@ -107,6 +121,7 @@ class Attention(nn.Module):
         """Make room for the weights of every head, in TransformerLens's shapes."""
         super().__init__()
         self.layer = layer
+        self.initial_std = config.initial_std
         self.head_ids, self.kv_ids = config.heads_of(layer), config.kv_heads_of(layer)
         self.kv_index = tuple(self.kv_ids.index(config.kv_head(head)) for head in self.head_ids)
         heads, kv_heads = len(self.head_ids), len(self.kv_ids)
@@ -133,6 +148,10 @@ class Attention(nn.Module):
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result = HookPoint(), HookPoint()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew."""
+        draw_parameters(self, self.initial_std, generator)
 
     def forward(
         self,
@@ -247,9 +266,9 @@ class Block(nn.Module):
         if self.attn_only:
             return tap(self.hook_resid_post, residual + attn_out)
         if self.parallel:
-            return tap(self.hook_resid_post, residual + attn_out + self.mlp_out(residual))
+            return tap(self.hook_resid_post, residual + attn_out + self.mlp_out(residual, run))
         residual = tap(self.hook_resid_mid, residual + attn_out)
-        return tap(self.hook_resid_post, residual + self.mlp_out(residual))
+        return tap(self.hook_resid_post, residual + self.mlp_out(residual, run))
 
     def attn_out(self, residual: Resid, run: Pass) -> Resid:
         """Return what the heads add."""
@@ -260,7 +279,7 @@ class Block(nn.Module):
             forked = self.cfg.use_attn_in or listened(attn.hook_attn_in)
         else:
             forked = True
-        normalised = self.ln1(residual)
+        normalised = self.ln1(residual, run.path == "explicit")
         if not forked:
             return attn(normalised, normalised, normalised, run, use_result)
         return attn(*self.forks(residual, normalised), run, use_result)
@@ -292,11 +311,12 @@ class Block(nn.Module):
         q_in, k_in, v_in = (self.ln1.fused(copy) + edited for copy in copies)
         return q_in, k_in, v_in
 
-    def mlp_out(self, residual: Resid) -> Resid:
+    def mlp_out(self, residual: Resid, run: Pass) -> Resid:
         """Return what the MLP adds."""
         if self.cfg.use_hook_mlp_in or listened(self.hook_mlp_in):
             residual = tap(self.hook_mlp_in, residual.clone())
-        return tap(self.hook_mlp_out, self.mlp(self.ln2(residual)))
+        stepwise = run.path == "explicit"
+        return tap(self.hook_mlp_out, self.mlp(self.ln2(residual, stepwise), stepwise))
 
 
 class Unembed(nn.Module):
@@ -307,10 +327,17 @@ class Unembed(nn.Module):
         super().__init__()
         self.W_U = nn.Parameter(torch.empty(config.d_model, config.vocab_out))
         self.b_U = nn.Parameter(torch.zeros(config.vocab_out))
+        self.initial_std = config.initial_std
+        self.hook_in, self.hook_out = HookPoint(), HookPoint()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew."""
+        draw_parameters(self, self.initial_std, generator)
 
     def forward(self, normalised: Resid) -> Logits:
         """Score every token id at every position."""
-        return F.linear(normalised, self.W_U.T, self.b_U)
+        normalised = tap(self.hook_in, normalised)
+        return tap(self.hook_out, F.linear(normalised, self.W_U.T, self.b_U))
 
 
 class TiedUnembed(nn.Module):
@@ -321,7 +348,12 @@ class TiedUnembed(nn.Module):
         super().__init__()
         self.b_U = nn.Parameter(torch.zeros(config.d_vocab))
         self._shared = (embed,)  # in a tuple, so that it is not registered a second time
+        self.hook_in, self.hook_out = HookPoint(), HookPoint()
         self.register_state_dict_post_hook(write_tied_weight)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Set the bias to 0; the weight is the embedding's."""
+        draw_parameters(self, 0.0, generator)
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -330,7 +362,8 @@ class TiedUnembed(nn.Module):
 
     def forward(self, normalised: Resid) -> Logits:
         """Score every token id at every position."""
-        return F.linear(normalised, self._shared[0].W_E, self.b_U)
+        normalised = tap(self.hook_in, normalised)
+        return tap(self.hook_out, F.linear(normalised, self._shared[0].W_E, self.b_U))
 
 
 class HookedGPT(TransformerLensSurface):
@@ -365,11 +398,14 @@ class HookedGPT(TransformerLensSurface):
         self.setup()
 
     def init_weights(self) -> None:
-        """Draw every matrix from N(0, initializer_range^2); the global generator is left alone."""
-        generator = torch.Generator().manual_seed(self.config.seed)
-        for name, parameter in self.named_parameters():
-            if name.rpartition(".")[2].startswith("W_"):
-                nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
+        """Draw every parameter from config.seed; the global generator is left alone."""
+        self.reset_parameters(torch.Generator().manual_seed(self.config.seed))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw every parameter anew, from PyTorch's global generator unless another is given."""
+        for module in list(self.modules())[1:]:
+            if any(True for _ in module.parameters(recurse=False)):
+                module.reset_parameters(generator)
 
     def forward(
         self,
@@ -397,7 +433,7 @@ class HookedGPT(TransformerLensSurface):
             gates: Which heads are scaled and what fills the gap, just before hook_z.
             observe: Called once a layer, in order, with (layer, AttentionReads).
             attention: "auto" builds scores and pattern only in layers where a hook listens on them;
-                "explicit" always; "fused" never, and refuses such hooks.
+                "explicit" always, norms in steps too; "fused" never, and refuses such hooks.
             attention_mask: True (or 1) at real tokens, False at padding, which may stand on the
                 left, on the right or both. Padding is seen by nobody and shifts no position.
             kv_cache: Holds the positions computed before; input then holds the new ones only.
@@ -412,6 +448,8 @@ class HookedGPT(TransformerLensSurface):
                 other.
         """
         require_choice("attention", attention, ("auto", "fused", "explicit"))
+        if not torch.compiler.is_compiling():
+            self.check_live_hooks()
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type must be logits, loss, both or None, got {return_type!r}")
         if kv_cache is not None and not (start_at_layer is stop_at_layer is None):
@@ -445,7 +483,7 @@ class HookedGPT(TransformerLensSurface):
             return residual
         if return_type is None:
             return None
-        logits = self.unembed(self.ln_final(residual))
+        logits = self.unembed(self.ln_final(residual, attention == "explicit"))
         if return_type == "logits":
             return logits
         targets = tokens if tokens is not None else input
@@ -482,6 +520,12 @@ class HookedGPT(TransformerLensSurface):
         sample = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return generate(self, tokens, sample, max_new_tokens, gates=gates)
 
+    def fold_ln(self) -> "HookedGPT":
+        """Return a model of the same logits whose norms have no weights; see lab.folding."""
+        from lab.folding import fold_norms
+
+        return fold_norms(self)
+
     def save(self, path: str | Path) -> None:
         """Write config and weights to a new folder; see lab.checkpoint.save_model."""
         from lab.checkpoint import save_model
@@ -509,26 +553,6 @@ class HookedGPT(TransformerLensSurface):
         from lab.checkpoint import load_model
 
         return load_model(path, device=device, step=step)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | Path | nn.Module,
-        *,
-        tokenizer: Any = None,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> "HookedGPT":
-        """Take over a GPT-2, Llama or GPT-NeoX model; see lab.pretrained.from_pretrained."""
-        from lab.pretrained import from_pretrained
-
-        return from_pretrained(source, tokenizer=tokenizer, device=device, dtype=dtype)
-
-    def to_hf(self) -> Any:
-        """Return a transformers model with the same logits; see lab.hugging_face.to_hf."""
-        from lab.hugging_face import to_hf
-
-        return to_hf(self)
 
 
 def fork(residual: Resid, heads: int) -> PerHead:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
 from lab.config import ModelConfig
+from lab.initial import draw_parameters
 from lab.shapes import Resid
 from lab.taps import listened, tap
 
@@ -29,9 +30,13 @@ class LayerNorm(nn.Module):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
-    def forward(self, residual: Resid) -> Resid:
-        """Normalise over d_model."""
-        if not listened(self.hook_scale, self.hook_normalized):
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Return to the plain normalisation."""
+        draw_parameters(self, 0.0, generator)
+
+    def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
+        """Normalise over d_model, in steps if asked to or if a hook listens."""
+        if not (stepwise or listened(self.hook_scale, self.hook_normalized)):
             return self.fused(residual)
         centred = residual - residual.mean(dim=-1, keepdim=True)
         variance = centred.pow(2).mean(dim=-1, keepdim=True)
@@ -57,9 +62,13 @@ class RMSNorm(nn.Module):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
-    def forward(self, residual: Resid) -> Resid:
-        """Normalise over d_model."""
-        if not listened(self.hook_scale, self.hook_normalized):
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Return to the plain normalisation."""
+        draw_parameters(self, 0.0, generator)
+
+    def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
+        """Normalise over d_model, in steps if asked to or if a hook listens."""
+        if not (stepwise or listened(self.hook_scale, self.hook_normalized)):
             return self.fused(residual)
         mean_square = residual.pow(2).mean(dim=-1, keepdim=True)
         scale = tap(self.hook_scale, (mean_square + self.eps).sqrt())
@@ -73,7 +82,7 @@ class RMSNorm(nn.Module):
 class NoNorm(nn.Module):
     """No normalisation: the residual stream as it is."""
 
-    def forward(self, residual: Resid) -> Resid:
+    def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
         """Return the residual stream."""
         return residual
 
@@ -90,3 +99,10 @@ def make_norm(config: ModelConfig) -> Norm:
     """Return the normalisation that a config asks for."""
     kind = NORMS.get(config.normalization_type)
     return NoNorm() if kind is None else kind(config)
+
+
+def is_plain(norm: Norm) -> bool:
+    """Tell whether a norm only normalises: no scale but 1 and no shift but 0."""
+    parameters = dict(norm.named_parameters())
+    scaled = "w" in parameters and not bool((parameters["w"] == 1).all())
+    return not scaled and not ("b" in parameters and bool(parameters["b"].any()))

@@ -137,7 +137,7 @@ class TestActivationCache:
     def test_unknown_names_are_errors(
         self, model: HookedGPT, tokens: Tensor, wrong: object
     ) -> None:
-        with pytest.raises(KeyError, match=r"unknown hook|names_filter must match"):
+        with pytest.raises(KeyError, match=r"unknown hook|must match a hook"):
             model.run_with_cache(tokens, names_filter=wrong)
         assert not model.blocks[0].attn.hook_z.has_hooks()
 

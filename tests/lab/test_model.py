@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 from lab.attention import AttentionReads, KeyValueCache
 from lab.config import ModelConfig
+from lab.hook_table import FLAGGED_HOOKS
 from lab.model import HookedGPT
 from lab.positions import rotate, sinusoidal_positions
-from lab.tl_surface import FLAGGED_HOOKS
 
 POSITIONS = ["standard", "sinusoidal", "rotary"]
 
@@ -84,6 +84,7 @@ class TestSurface:
             expected[f"blocks.0.mlp.hook_{name}"] = mlp
         for norm in ("blocks.0.ln1", "blocks.0.ln2", "ln_final"):
             expected |= {f"{norm}.hook_scale": scale, f"{norm}.hook_normalized": resid}
+        expected |= {"unembed.hook_in": resid, "unembed.hook_out": (4, 9, 13)}
         expected["hook_embed"] = resid
         if not rotary:
             expected["hook_pos_embed"] = resid

@@ -1,0 +1,76 @@
+"""Folding: a model of the same logits whose norms only normalise.
+
+The scale and shift of each norm go into the weights that read it, so that the stream's directions
+mean the same before and after the norm. It happens on request only (`model.fold_ln()`).
+"""
+
+import dataclasses
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.hook_table import FLAGGED_HOOKS
+from lab.model import HookedGPT
+from lab.norms import LayerNorm, NoNorm, Norm
+
+
+@torch.no_grad()
+def fold_norms(model: HookedGPT) -> HookedGPT:
+    """Return a new model with the logits and heads of this one, and norms with w = 1 and b = 0.
+
+    Where W reads a norm: W' = w * W, then, after a LayerNorm, minus its mean over the inputs (which
+    a centred vector does not see); b' = b + W b_norm. Tied embeddings are untied by it. After it,
+    direct logit attributions sum to logit - b_U. The model that was given is left as it is; the new
+    one has no hooks, and training it learns norms again.
+
+    Raises:
+        ValueError: A LayerNorm with a shift stands before a gated MLP, whose gate has no bias to
+            take it.
+    """
+    config = dataclasses.replace(model.config, tie_word_embeddings=False)
+    folded = HookedGPT(config).to(model.W_E.device, model.W_E.dtype)
+    folded.load_state_dict(model.state_dict())
+    for layer, block in enumerate(folded.blocks):
+        attn = block.attn
+        for weight, bias in ((attn.W_Q, attn.b_Q), (attn.W_K, attn.b_K), (attn.W_V, attn.b_V)):
+            fold_into(block.ln1, weight, bias)
+        block.ln1.reset_parameters()
+        if config.attn_only:
+            continue
+        mlp = block.mlp
+        if config.gated_mlp:
+            if isinstance(block.ln2, LayerNorm) and block.ln2.b.any():
+                raise ValueError(
+                    "a LayerNorm before a gated MLP must have b = 0 to be folded, got another b in "
+                    f"blocks.{layer}.ln2: the gate has no bias that could take it"
+                )
+            fold_into(block.ln2, mlp.W_gate, None)
+            fold_into(block.ln2, mlp.W_in, None)
+        else:
+            fold_into(block.ln2, mlp.W_in, mlp.b_in)
+            if config.act_fn == "solu_ln":
+                fold_into(mlp.ln, mlp.W_out, mlp.b_out)
+                mlp.ln.reset_parameters()
+        block.ln2.reset_parameters()
+    fold_into(folded.ln_final, folded.unembed.W_U, folded.unembed.b_U)
+    folded.ln_final.reset_parameters()
+    folded.tokenizer = model.tokenizer
+    for name in (*set(FLAGGED_HOOKS.values()), "default_prepend_bos"):
+        setattr(folded.cfg, name, getattr(model.cfg, name))
+    return folded.train(model.training)
+
+
+def fold_into(
+    norm: Norm,
+    weight: Float[Tensor, "*head d_in d_out"],
+    bias: Float[Tensor, "*head d_out"] | None,
+) -> None:
+    """Change a weight that reads a norm, and its bias, so that they no longer need w and b."""
+    if isinstance(norm, NoNorm):
+        return
+    if isinstance(norm, LayerNorm) and bias is not None:
+        bias += norm.b @ weight
+    weight *= norm.w.unsqueeze(1)
+    if isinstance(norm, LayerNorm):
+        weight -= weight.mean(dim=-2, keepdim=True)

@@ -1,0 +1,417 @@
+"""Who listens on a model's hook points, and caches of what passes there.
+
+HookedRootModule does this for TransformerLens; here are its methods with its signatures, and
+without its silences. A hook that cannot act, a name that does not exist and a cache that stays
+empty are errors; a context removes the hooks that it added and no others; what is cached is a
+copy, cut along the axis of positions. None of this computes an activation: that is `lab.model`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens.hook_points import HookPoint, LensHandle
+from transformer_lens.utilities import Slice, warn_if_mps
+
+from lab.config import ModelConfig, require
+from lab.hook_table import (
+    FLAGGED_HOOKS,
+    WIDE_HEAD_HOOKS,
+    NamedModules,
+    leaf,
+    numbers_kept,
+    position_axis,
+    present_name,
+    unknown_hook,
+)
+from lab.naming import quoted, unknown_name
+from lab.tl_config import HookedGPTConfig, PrunedGPTConfig
+
+Direction = Literal["fwd", "bwd"]
+NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+Named = tuple[str | Callable[[str], bool], Callable[..., Any]]
+"""Where a hook goes, by name or by a predicate on names, and the hook."""
+
+
+class HookedRoot(HookedRootModule, ABC):
+    """A model whose hooks act or say why they cannot."""
+
+    cfg: HookedGPTConfig
+
+    largest_wide_cache: int = 8 * 2**30
+    """Bytes of hook_result and the forks (n_heads times the stream each) that a cache may take."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Hold the frozen description and TransformerLens's view of it."""
+        super().__init__()
+        self._config = config
+        view = HookedGPTConfig if config.kept_heads is None else PrunedGPTConfig
+        self.cfg = view.of(config)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The frozen description that is saved with the weights."""
+        return self._config
+
+    @abstractmethod
+    def forward(self, input: Tensor) -> Any:
+        """Run the model; see HookedGPT.forward."""
+
+    def setup(self) -> None:
+        """Name every module and hook; adding a hook calls it where a module was replaced."""
+        super().setup()
+        self.mod_dict = NamedModules(self.mod_dict)
+
+    # Hook points -----------------------------------------------------------------------------
+
+    def is_in_place(self, name: str, point: HookPoint) -> bool:
+        """Tell whether a hook point is still the one that the model runs under this name."""
+        module: nn.Module | None = self
+        for part in name.split("."):
+            if module is None:
+                return False
+            module = module._modules.get(part)
+        return module is point
+
+    def check_live_hooks(self) -> None:
+        """Raise ValueError if a hook was left on a module that was replaced since."""
+        for name, point in self.hook_dict.items():
+            if (point.fwd_hooks or point.bwd_hooks) and not self.is_in_place(name, point):
+                raise ValueError(
+                    f"hooks must stand on modules of the model, got one on {name}, which was "
+                    "replaced after the hook was added; call reset_hooks() and setup(), then add "
+                    "it again"
+                )
+
+    def refresh(self) -> None:
+        """Look for the hook points anew if a module was replaced."""
+        modules = dict(self.named_modules())
+        del modules[""]
+        if modules != self.mod_dict:
+            self.check_live_hooks()
+            self.setup()
+
+    def hook_point(self, name: str) -> HookPoint:
+        """Return a hook point by its name, or by its old one on the block.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
+        present = present_name(name)
+        point = self.hook_dict.get(present)
+        if point is None or not self.is_in_place(present, point):
+            self.refresh()
+            point = self.hook_dict.get(present)
+        if point is None:
+            raise unknown_hook(name, self.mod_dict)
+        return point
+
+    def points(self, name: str | Callable[[str], bool]) -> list[HookPoint]:
+        """Return the hook points of a name, or those on computed activations that a filter matches.
+
+        Raises:
+            KeyError: There is no such hook point.
+        """
+        if isinstance(name, str):
+            return [self.hook_point(name)]
+        self.refresh()
+        matched = [known for known in self.hook_dict if name(known)]
+        if not matched:
+            raise KeyError("a filter of hook names must match a hook, got one that matches none")
+        found = [self.hook_dict[known] for known in matched if self.computed(known)]
+        if not found:
+            flag = FLAGGED_HOOKS[leaf(matched[0])]
+            raise KeyError(
+                "a filter of hook names must match an activation that is computed, got one that "
+                f"matches {matched[0]} and its like; set cfg.{flag} = True, or hook it by its name"
+            )
+        return found
+
+    def computed(self, hook_name: str) -> bool:
+        """Tell whether a forward pass computes what a hook stands on without being asked."""
+        flag = FLAGGED_HOOKS.get(leaf(hook_name))
+        return flag is None or bool(getattr(self.cfg, flag))
+
+    def add_hook(
+        self,
+        name: str | Callable[[str], bool],
+        hook: Callable[..., Any],
+        dir: Direction = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Add a hook that stays until reset_hooks(), at a name or wherever a filter matches.
+
+        Raises:
+            KeyError: There is no such hook point.
+        """
+        for point in self.points(name):
+            self.check_and_add_hook(
+                point, str(point.name), hook, dir, is_permanent, level=level, prepend=prepend
+            )
+
+    # The base class annotates lists and defaults to one.
+    @contextmanager
+    def hooks(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        fwd_hooks: Sequence[Named] = (),
+        bwd_hooks: Sequence[Named] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator["HookedRoot"]:
+        """Let hooks act inside the context; at its end remove those, and no others.
+
+        Args:
+            fwd_hooks: Pairs of a hook's name, or a predicate on names, and the hook.
+            bwd_hooks: The same for the backward pass.
+            reset_hooks_end: False keeps the hooks until reset_hooks(), whatever runs in between. An
+                error in the context removes them all the same.
+            clear_contexts: Also empty what hooks have put into their hook points' ctx.
+
+        Raises:
+            KeyError: There is no such hook point.
+        """
+        self.context_level += 1
+        level = self.context_level
+        added: list[tuple[HookPoint, LensHandle]] = []
+        keep = False
+        try:
+            for direction, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
+                for name, hook in pairs:
+                    added.extend(
+                        (point, point.add_hook(hook, dir=direction, level=level))
+                        for point in self.points(name)
+                    )
+            yield self
+            keep = not reset_hooks_end
+        finally:
+            for point, handle in added:
+                if keep:
+                    handle.context_level = None
+                else:
+                    remove_hook(point, handle)
+            if clear_contexts and not keep:
+                self.clear_contexts()
+            self.is_caching = False
+            self.context_level -= 1
+
+    # Caches ----------------------------------------------------------------------------------
+
+    def run_with_cache(
+        self,
+        *model_args: Any,
+        names_filter: NamesFilter = None,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Any = None,
+        return_cache_object: bool = True,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """Run the model and return (output, ActivationCache) of copies of the activations.
+
+        Args:
+            *model_args: What forward takes.
+            names_filter: A hook name, several, or a predicate on names; None: every activation that
+                is computed anyway (see the use_* flags of cfg).
+            device: Where the copies go; None: where the activations are.
+            remove_batch_dim: Drop the batch axis of a batch of one.
+            incl_bwd: Call backward on the output, a scalar, and cache gradients under
+                `<hook name>_grad`.
+            reset_hooks_end: False leaves the caching hooks, which overwrite the cache at each run.
+            clear_contexts: Also empty what hooks have put into their hook points' ctx.
+            pos_slice: Positions to keep (of queries, in scores and patterns): a number, a tuple
+                (start, stop), a list, or TransformerLens's Slice.
+            return_cache_object: False returns the plain dict of tensors by hook name.
+            **kwargs: What forward takes by keyword.
+
+        Raises:
+            KeyError: names_filter names a hook that does not exist or that this run does not reach,
+                or matches none.
+            ValueError: A batch axis of several sequences cannot be dropped, the output of a
+                backward pass is no scalar, or hook_result and the forks would take more than
+                largest_wide_cache.
+        """
+        cache, fwd, bwd = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice
+        )
+        given = model_args[0] if model_args else kwargs.get("input")
+        if isinstance(given, Tensor) and given.ndim > 1:
+            one = given.shape[0] == 1 or not remove_batch_dim
+            require(one, "remove_batch_dim", "used with a batch of one", f"{len(given)} sequences")
+            self.check_wide_cache({name for name, _ in fwd}, *given.shape[:2], pos_slice)
+        with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
+            out = self(*model_args, **kwargs)
+            if incl_bwd:
+                if not (isinstance(out, Tensor) and out.numel() == 1):
+                    raise ValueError(
+                        "incl_bwd needs an output of one number to go back from, got "
+                        f"{describe(out)}; pass return_type='loss'"
+                    )
+                out.backward()
+        if not (names_filter is None or callable(names_filter)):
+            for name in named(names_filter):
+                if name not in cache:
+                    raise KeyError(f"names_filter names {name}, which this run never reached")
+        if not return_cache_object:
+            return out, cache
+        return out, Activations(cache, self, has_batch_dim=not remove_batch_dim)
+
+    def get_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+        pos_slice: Any = None,
+    ) -> tuple[dict[str, Tensor], list[Any], list[Any]]:
+        """Return (cache, forward hooks, backward hooks) as TransformerLens does, storing copies.
+
+        Raises:
+            KeyError: names_filter names a hook that does not exist, or matches none.
+        """
+        if device is not None:
+            warn_if_mps(device)
+        cache = {} if cache is None else cache
+        positions = Slice.unwrap(pos_slice)
+        self.is_caching = True
+
+        def keeper(key: str, axis: int) -> Callable[..., None]:
+            def keep(tensor: Tensor, *, hook: HookPoint) -> None:
+                kept = tensor.detach()
+                if remove_batch_dim and kept.shape[0] == 1:
+                    kept = kept[0]
+                kept = positions.apply(kept, dim=axis)
+                # A copy, so that nobody's in-place edit changes the cache, on any device.
+                cache[key] = kept.to(kept.device if device is None else device, copy=True)
+
+            return keep
+
+        fwd, bwd = [], []
+        for name, point in self.asked(names_filter):
+            axis = position_axis(str(point.name))
+            fwd.append((point.name, keeper(name, axis)))
+            if incl_bwd:
+                bwd.append((point.name, keeper(f"{name}_grad", axis)))
+        return cache, fwd, bwd
+
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Add hooks that store copies until reset_hooks(), and return the dict that they fill.
+
+        Raises:
+            KeyError: names_filter names a hook that does not exist, or matches none.
+        """
+        cache, fwd, bwd = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, cache
+        )
+        for direction, pairs in (("fwd", fwd), ("bwd", bwd)):
+            for name, hook in pairs:
+                self.hook_point(name).add_hook(hook, dir=direction)
+        return cache
+
+    def asked(self, names_filter: NamesFilter) -> list[tuple[str, HookPoint]]:
+        """Return what names_filter asks for: each name as it was written, and its hook point."""
+        if names_filter is None or callable(names_filter):
+            found = self.points(names_filter or (lambda _: True))
+            return [(str(point.name), point) for point in found]
+        return [(name, self.hook_point(name)) for name in named(names_filter)]
+
+    def cache_bytes(
+        self,
+        batch: int,
+        n_pos: int,
+        names_filter: NamesFilter = None,
+        pos_slice: Any = None,
+        n_key: int | None = None,
+    ) -> int:
+        """Return how many bytes run_with_cache would keep, without running the model.
+
+        Args:
+            batch: Sequences.
+            n_pos: Positions of the input.
+            names_filter: As in run_with_cache.
+            pos_slice: As in run_with_cache.
+            n_key: Keys, of earlier calls too; None: n_pos.
+
+        Raises:
+            KeyError: names_filter names a hook that does not exist, or matches none.
+        """
+        names = {str(point.name) for _, point in self.asked(names_filter)}
+        return self._bytes_of(names, batch, n_pos, pos_slice, n_key)
+
+    def check_wide_cache(self, names: set[str], batch: int, n_pos: int, pos_slice: Any) -> None:
+        """Raise ValueError if hook_result and the forks of a cache would take too many bytes."""
+        wide = {name for name in names if leaf(name) in WIDE_HEAD_HOOKS}
+        needed = self._bytes_of(wide, batch, n_pos, pos_slice, None)
+        if needed > self.largest_wide_cache:
+            kinds = " and ".join(sorted({leaf(name) for name in wide}))
+            raise ValueError(
+                f"a cache of {kinds} must be at most largest_wide_cache = "
+                f"{self.largest_wide_cache} bytes, got {needed} for {batch} x {n_pos} tokens; "
+                "name fewer layers in names_filter, keep fewer positions with pos_slice, or raise "
+                "model.largest_wide_cache"
+            )
+
+    def _bytes_of(
+        self, names: set[str], batch: int, n_pos: int, pos_slice: Any, n_key: int | None
+    ) -> int:
+        kept = len(Slice.unwrap(pos_slice).indices(n_pos))
+        n_key = n_pos if n_key is None else n_key
+        numbers = sum(numbers_kept(name, self.config, batch, kept, n_key) for name in names)
+        return numbers * self.cfg.dtype.itemsize
+
+
+class Activations(ActivationCache):
+    """An ActivationCache that also knows the names that HookedTransformer had for the forks."""
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Return an activation by its name, a shorthand or (name, layer, type).
+
+        Raises:
+            KeyError: It is not in the cache.
+        """
+        try:
+            return super().__getitem__(key)
+        except KeyError as error:
+            name = str(error.args[0])
+        present = present_name(name)
+        if present not in self.cache_dict:
+            raise KeyError(unknown_name("activation", name, self.cache_dict))
+        return self.cache_dict[present]
+
+
+def named(names_filter: str | Sequence[str]) -> list[str]:
+    """Return the names of a filter that is no predicate."""
+    names = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+    if not names:
+        raise KeyError("names_filter must name a hook, got none")
+    for name in names:
+        require(isinstance(name, str), "names_filter", "names of hooks", name)
+    return names
+
+
+def remove_hook(point: HookPoint, handle: LensHandle) -> None:
+    """Take one hook off a hook point."""
+    handle.hook.remove()
+    point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    point.bwd_hooks = [other for other in point.bwd_hooks if other is not handle]
+
+
+def describe(out: Any) -> str:
+    """Return the shape of a tensor, or what else an output is."""
+    return f"shape {list(out.shape)}" if isinstance(out, torch.Tensor) else quoted(type(out))

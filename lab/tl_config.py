@@ -1,0 +1,94 @@
+"""TransformerLens's mutable view of a ModelConfig, which its tools read as model.cfg.
+
+What is saved is the frozen `lab.config.ModelConfig`; of this view only the flags and the device
+change.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from transformer_lens.config.transformer_lens_config import TransformerLensConfig
+
+from lab.config import ModelConfig
+from lab.naming import unknown_name
+
+
+@dataclass(repr=False)
+class HookedGPTConfig(TransformerLensConfig):
+    """TransformerLens's mutable view of a ModelConfig, with the fields that its tools look for."""
+
+    d_vocab_out: int = -1
+    use_attn_in: bool = False
+    use_hook_mlp_in: bool = False
+    attention_dir: str = "causal"
+    parallel_attn_mlp: bool = False
+    rotary_dim: int | None = None
+    rotary_base: float = 10_000.0
+    rotary_adjacent_pairs: bool = False
+    tie_word_embeddings: bool = False
+    seed: int = 0
+    init_mode: str = "gpt2"
+    initializer_range: float = 0.02
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field; a flag that nobody would read is an error."""
+        if name.startswith("use_"):
+            flags = [f.name for f in dataclasses.fields(self) if f.name.startswith("use_")]
+            if name not in flags:
+                raise ValueError(unknown_name("flag", name, flags))
+        super().__setattr__(name, value)
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "HookedGPTConfig":
+        """Translate a ModelConfig."""
+        return cls(
+            d_model=config.d_model,
+            d_head=config.head_width,
+            n_layers=config.n_layers,
+            n_ctx=config.n_ctx,
+            n_heads=config.n_heads,
+            d_mlp=config.mlp_width,
+            d_vocab=config.d_vocab,
+            d_vocab_out=config.vocab_out,
+            device="cpu",
+            default_prepend_bos=False,
+            positional_embedding_type=config.positional_embedding_type,
+            act_fn=config.act_fn,
+            normalization_type=config.normalization_type,
+            uses_rms_norm=config.normalization_type == "RMS",
+            final_rms=config.normalization_type == "RMS",
+            n_key_value_heads=config.n_key_value_heads,
+            attn_only=config.attn_only,
+            gated_mlp=config.gated_mlp,
+            attention_dir=config.attention_dir,
+            parallel_attn_mlp=config.parallel_attn_mlp,
+            rotary_dim=config.rotary_width or None,
+            rotary_base=config.rotary_base,
+            rotary_adjacent_pairs=config.rotary_adjacent_pairs,
+            tie_word_embeddings=config.tie_word_embeddings,
+            eps=config.eps,
+            seed=config.seed,
+            initializer_range=config.initial_std,
+        )
+
+
+class PrunedGPTConfig(HookedGPTConfig):
+    """The view of a model with pruned heads: whoever counts on n_heads would mislabel them."""
+
+    # An int to everybody who reads it: it only raises.
+    @property
+    def n_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Refuse: no single number of heads holds for every layer, nor do their ids count up."""
+        raise ValueError(
+            "n_heads must be the same heads in every layer for TransformerLens's tools, got a "
+            "model with pruned heads; use headlab's probes (they keep the original ids), or these "
+            "tools on the unpruned model with gates"
+        )
+
+    @n_heads.setter
+    def n_heads(self, _: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Keep no number."""
+
+    def __post_init__(self) -> None:
+        """Skip the checks of the base class, which read n_heads; ModelConfig has checked it all."""
