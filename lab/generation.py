@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.attention import KeyValueCache
 from lab.config import SampleConfig, require, require_whole
 from lab.gates import GateTensors, HeadGates
+from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 from lab.shapes import Tokens
 

@@ -20,21 +20,31 @@ from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
 from lab.attention import (
-    AttentionReads,
-    KeyValueCache,
+    SharedKeys,
     Sight,
     attention_pattern,
     attention_scores,
     fused_attention,
+    group_keys,
     mix_values,
+    reading_order,
     share_keys,
 )
 from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.gates import GateTensors, HeadGates
 from lab.initial import draw_parameters
+from lab.kv_cache import KeyValueCache
 from lab.mlps import MLP, GatedMLP
 from lab.norms import make_norm
-from lab.positions import Positions, rotate, sinusoidal_positions, token_positions
+from lab.positions import (
+    Positions,
+    Turns,
+    rotary_turns,
+    sinusoidal_positions,
+    token_positions,
+    turned,
+)
+from lab.reads import AttentionReads
 from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
 from lab.taps import listened, tap
 from lab.tl_config import HookedGPTConfig
@@ -47,9 +57,9 @@ PerHead = Float[Tensor, "batch pos head d_model"]
 PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
 """The same for each key and value head."""
 KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
-"""k or v: fewer heads than q has, in grouped-query attention."""
-KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
 """One vector for each position and key head."""
+FEW_POSITIONS = 16
+"""Up to so many, as in decoding, laying weights side by side costs more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +73,8 @@ class Pass:
     observe: Observer | None
     path: AttentionPath
     kv_cache: KeyValueCache | None
+    turns: Turns | None
+    """How far rotary positions turn q and k."""
 
 
 class Embed(nn.Module):
@@ -123,7 +135,8 @@ class Attention(nn.Module):
         self.layer = layer
         self.initial_std = config.initial_std
         self.head_ids, self.kv_ids = config.heads_of(layer), config.kv_heads_of(layer)
-        self.kv_index = tuple(self.kv_ids.index(config.kv_head(head)) for head in self.head_ids)
+        reads = tuple(self.kv_ids.index(config.kv_head(head)) for head in self.head_ids)
+        self.kv_order = reading_order(reads, len(self.kv_ids))
         heads, kv_heads = len(self.head_ids), len(self.kv_ids)
         width, d_head = config.d_model, config.head_width
         self.scale = d_head**-0.5
@@ -135,7 +148,6 @@ class Attention(nn.Module):
         self.b_K = nn.Parameter(torch.zeros(kv_heads, d_head))
         self.b_V = nn.Parameter(torch.zeros(kv_heads, d_head))
         self.b_O = nn.Parameter(torch.zeros(width))
-        self.rotary_base, self.rotary_width = config.rotary_base, config.rotary_width
         self.rotary_adjacent_pairs = config.rotary_adjacent_pairs
         self.hook_attn_in = HookPoint()
         self.hook_q_input, self.hook_k_input, self.hook_v_input = (
@@ -144,7 +156,7 @@ class Attention(nn.Module):
             HookPoint(),
         )
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        if self.rotary_width:
+        if config.rotary_width:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result = HookPoint(), HookPoint()
@@ -172,12 +184,12 @@ class Attention(nn.Module):
         """
         q, k, v = self.projections(q_in, k_in, v_in)
         q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
-        if self.rotary_width:
-            q = tap(self.hook_rot_q, self.rotated(q, run.positions))
-            k = tap(self.hook_rot_k, self.rotated(k, run.positions))
+        if run.turns is not None:
+            q = tap(self.hook_rot_q, turned(q, run.turns, self.rotary_adjacent_pairs))
+            k = tap(self.hook_rot_k, turned(k, run.turns, self.rotary_adjacent_pairs))
         if run.kv_cache is not None:
             k, v = run.kv_cache.extend(self.layer, k, v)
-        k, v = share_keys(k, self.kv_index), share_keys(v, self.kv_index)
+        k, v = group_keys(k, self.kv_order), group_keys(v, self.kv_order)
         if run.observe is not None:
             run.observe(self.layer, AttentionReads(q, k, v, scale=self.scale, sight=run.sight))
         z = self.attend(q, k, v, run)
@@ -197,6 +209,10 @@ class Attention(nn.Module):
             inputs = (q_in, k_in, v_in)
             q, k, v = (project(*each) for each in zip(inputs, weights, biases, strict=True))
             return q, k, v
+        if q_in.shape[0] * q_in.shape[1] <= FEW_POSITIONS:
+            inputs = (q_in, k_in, v_in)
+            q, k, v = (project_few(*each) for each in zip(inputs, weights, biases, strict=True))
+            return q, k, v
         flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
         both = F.linear(q_in, flat, torch.cat(biases).flatten())
         vectors = both.unflatten(-1, (-1, self.W_Q.shape[-1]))
@@ -204,11 +220,6 @@ class Attention(nn.Module):
         # Slices, which hooks may write into; autograd forbids it for what split() returns.
         q, k = vectors[:, :, :heads], vectors[:, :, heads : heads + kv_heads]
         return q, k, vectors[:, :, heads + kv_heads :]
-
-    def rotated(self, x: HeadVectors, positions: Positions) -> HeadVectors:
-        """Turn q or k by its position."""
-        base, width = self.rotary_base, self.rotary_width
-        return rotate(x, positions, base, width, self.rotary_adjacent_pairs)
 
     def head_results(self, z: HeadVectors) -> PerHead:
         """Return what each head adds to the residual stream."""
@@ -218,8 +229,8 @@ class Attention(nn.Module):
     def attend(
         self,
         q: HeadVectors,
-        k: Float[Tensor, "batch key_pos head d_head"],
-        v: Float[Tensor, "batch key_pos head d_head"],
+        k: SharedKeys,
+        v: SharedKeys,
         run: Pass,
     ) -> HeadVectors:
         """Mix the values, through the matrix if somebody wants to see it."""
@@ -231,6 +242,7 @@ class Attention(nn.Module):
             )
         if run.path != "explicit" and not seen:
             return fused_attention(q, k, v, scale=self.scale, sight=run.sight)
+        k, v = share_keys(k, q.shape[2]), share_keys(v, q.shape[2])
         scores = attention_scores(q, k, scale=self.scale, sight=run.sight)
         pattern = attention_pattern(tap(self.hook_attn_scores, scores))
         return mix_values(tap(self.hook_pattern, pattern), v)
@@ -465,14 +477,20 @@ class HookedGPT(TransformerLensSurface):
         first_pos = 0 if kv_cache is None else kv_cache.length
         if kv_cache is not None:
             real = kv_cache.extend_mask(real, batch, n_pos)
+        positions = token_positions(real, first_pos, n_pos, input.device)
+        turns, config = None, self.config
+        if config.rotary_width:
+            base, width = config.rotary_base, config.rotary_width
+            turns = rotary_turns(positions, base, width, self.W_E.dtype)
         run = Pass(
-            positions=token_positions(real, first_pos, n_pos, input.device),
+            positions=positions,
             first_pos=first_pos,
             sight=Sight(causal=self.config.attention_dir == "causal", real=real),
             gates=gates,
             observe=observe,
             path=attention,
             kv_cache=kv_cache,
+            turns=turns,
         )
         residual = self.embed_input(input, run) if start_at_layer is None else input
         for layer in range(self.cfg.n_layers)[start_at_layer:stop_at_layer]:
@@ -496,8 +514,9 @@ class HookedGPT(TransformerLensSurface):
         """Return the residual stream before the first layer."""
         n_pos = run.first_pos + tokens.shape[1]
         if not (tokens.shape[1] and n_pos <= self.cfg.n_ctx):
+            past = f" ({run.first_pos} of them in kv_cache)" if run.first_pos else ""
             raise ValueError(
-                f"a sequence must have 1 to n_ctx = {self.cfg.n_ctx} tokens, got {n_pos}"
+                f"a sequence must have 1 to n_ctx = {self.cfg.n_ctx} tokens, got {n_pos}{past}"
             )
         residual = tap(self.hook_embed, self.embed(tokens))
         if self.adds_positions:
@@ -554,6 +573,26 @@ class HookedGPT(TransformerLensSurface):
 
         return load_model(path, device=device, step=step)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path | nn.Module,
+        *,
+        tokenizer: Any = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> "HookedGPT":
+        """Take over a GPT-2, Llama or GPT-NeoX model; see lab.pretrained.from_pretrained."""
+        from lab.pretrained import from_pretrained
+
+        return from_pretrained(source, tokenizer=tokenizer, device=device, dtype=dtype)
+
+    def to_hf(self) -> Any:
+        """Return a transformers model with the same logits; see lab.hugging_face.to_hf."""
+        from lab.hugging_face import to_hf
+
+        return to_hf(self)
+
 
 def fork(residual: Resid, heads: int) -> PerHead:
     """Return a copy of the residual stream for each head."""
@@ -568,6 +607,17 @@ def project(
     """Return one vector for each position and head, each from an input of its own."""
     pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
     return einsum(inputs, weight, pattern) + bias
+
+
+def project_few(
+    normalised: Resid,
+    weight: Float[Tensor, "head d_model d_head"],
+    bias: Float[Tensor, "head d_head"],
+) -> HeadVectors:
+    """Return what `project` does from a product for each head, with the weights where they are."""
+    positions = normalised.flatten(0, 1).expand(len(weight), -1, -1)
+    vectors = torch.baddbmm(bias.unsqueeze(1), positions, weight)
+    return vectors.transpose(0, 1).unflatten(0, normalised.shape[:2])
 
 
 def next_token_loss(

@@ -9,6 +9,8 @@ from lab.shapes import HeadVectors
 
 Positions = Int[Tensor, " pos"] | Int[Tensor, "batch pos"]
 """Positions of the tokens of this call: the same for all sequences, or a row for each."""
+Turns = tuple[Float[Tensor, "*batch pos 1 pair"], Float[Tensor, "*batch pos 1 pair"]]
+"""Cosine and sine of how far each dimension pair is turned."""
 
 
 def token_positions(
@@ -41,27 +43,34 @@ def sinusoidal_positions(n_ctx: int, d_model: int) -> Float[Tensor, "pos d_model
     return rearrange(waves, "pos pair two -> pos (pair two)")
 
 
-def rotate(
-    x: HeadVectors, positions: Positions, base: float, width: int, adjacent: bool = False
-) -> HeadVectors:
-    """Turn dimension pairs (i, i + width/2) by position * base^(-2i / width); leave the rest.
+def rotary_turns(positions: Positions, base: float, width: int, dtype: torch.dtype) -> Turns:
+    """Return cosine and sine of position * base^(-2i / width) for each pair i of dimensions.
+
+    They are computed in float64, once for all layers of a forward pass.
+
+    Source: Su et al. 2021 (RoPE).
+    """
+    half = width // 2
+    exponents = torch.arange(half, device=positions.device, dtype=torch.float64) / half
+    angles = (positions.double().unsqueeze(-1) * base**-exponents).unsqueeze(-2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def turned(x: HeadVectors, turns: Turns, adjacent: bool = False) -> HeadVectors:
+    """Turn the dimension pairs (i, i + width/2) of q or k; leave dimensions past width.
 
     Source: Su et al. 2021 (RoPE), in the half-split order of GPT-NeoX and Llama.
 
     Args:
         x: q or k.
-        positions: The position of each token.
-        base: Wavelength base.
-        width: Dimensions that are turned, from the first; the others pass by.
+        turns: From rotary_turns, for the positions of x.
         adjacent: Pair (2i, 2i + 1) instead, the order of the paper and of GPT-J.
     """
-    half = width // 2
-    exponents = torch.arange(half, device=x.device, dtype=torch.float64) / half
-    angles = (positions.double().unsqueeze(-1) * base**-exponents).unsqueeze(-2)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = (turn.to(x.dtype) for turn in turns)
+    width = 2 * cos.shape[-1]
     if adjacent:
         even, odd = x[..., :width:2], x[..., 1:width:2]
-        turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-        return torch.cat([turned.flatten(-2), x[..., width:]], dim=-1)
-    first, second, rest = x[..., :half], x[..., half:width], x[..., width:]
+        pairs = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+        return torch.cat([pairs.flatten(-2), x[..., width:]], dim=-1)
+    first, second, rest = x[..., : width // 2], x[..., width // 2 : width], x[..., width:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

@@ -15,12 +15,12 @@ from einops import einsum, repeat
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.attention import AttentionReads
 from lab.config import ModelConfig
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
 from lab.naming import head_label, unknown_name
+from lab.reads import AttentionReads
 from lab.shapes import Logits, Resid
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval

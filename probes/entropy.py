@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.attention import AttentionReads
+from lab.reads import AttentionReads
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.reads import (

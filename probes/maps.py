@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from lab.attention import AttentionReads
 from lab.naming import head_label, unknown_name
+from lab.reads import AttentionReads
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import Vocab

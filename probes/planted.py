@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.attention import AttentionReads
 from lab.naming import unknown_name
+from lab.reads import AttentionReads
 from lab.shapes import Tokens
 
 Codes = Float[Tensor, "batch pos code"]

@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from lab.attention import AttentionReads
 from lab.config import ModelConfig
+from lab.reads import AttentionReads
 from lab.runtime import versions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

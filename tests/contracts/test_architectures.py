@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.attention import AttentionReads, KeyValueCache
 from lab.config import ModelConfig
 from lab.gates import HeadGates
 from lab.hook_table import FLAGGED_HOOKS
+from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
+from lab.reads import AttentionReads
 from probes.pruning import count_parameters, prune_heads
 
 GPT2 = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_head": 6, "d_vocab": 13, "n_ctx": 16}

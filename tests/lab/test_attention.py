@@ -8,16 +8,13 @@ from einops import rearrange
 from torch import Tensor
 
 from lab.attention import (
-    AttentionReads,
-    KeyValueCache,
     Sight,
     attention_pattern,
     attention_scores,
-    flash_rows_on_cpu,
     fused_attention,
     mix_values,
-    tiled_rows,
 )
+from lab.reads import AttentionReads
 
 SQRT_HALF = 2**-0.5
 
@@ -223,16 +220,6 @@ class TestReadsAtTheEdges:
         assert reads.entropy().shape == (2, 0, 4)
         assert reads.cells(torch.tensor([1]), torch.tensor([0])).shape == (2, 0, 1)
 
-    @pytest.mark.parametrize("causal", [True, False])
-    def test_tiled_rows_equal_the_kernel(self, causal: bool) -> None:
-        q, k, _ = random_qkv(40, 40)
-        for got, expected in zip(
-            tiled_rows(q, k, 0.3, Sight(causal=causal), rows=7),
-            flash_rows_on_cpu(q, k, 0.3, causal),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
-
     def test_half_precision_is_read_in_float32(self) -> None:
         q, k, v = (t.bfloat16() for t in random_qkv(9, 9, spread=10.0))
         got = AttentionReads(q, k, v, scale=8**-0.5).entropy()
@@ -246,12 +233,3 @@ class TestReadsAtTheEdges:
         uniform = AttentionReads(0 * sharp, sharp, sharp, scale=1.0)
         expected = torch.arange(1.0, 7.0, dtype=torch.float64).log()
         torch.testing.assert_close(uniform.entropy()[0, 0], expected, atol=1e-12, rtol=0)
-
-
-def test_cache_appends_along_positions() -> None:
-    cache = KeyValueCache(n_layers=1)
-    _, k, v = random_qkv(5, 5)
-    cache.extend(0, k[:, :3], v[:, :3])
-    all_k, all_v = cache.extend(0, k[:, 3:], v[:, 3:])
-    assert torch.equal(all_k, k)
-    assert torch.equal(all_v, v)

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lab.attention import KeyValueCache
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates, Reference
 from lab.generation import draw, generate, next_token_probabilities, stack_prompts, stream
+from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 
 

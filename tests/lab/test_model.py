@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.attention import AttentionReads, KeyValueCache
 from lab.config import ModelConfig
 from lab.hook_table import FLAGGED_HOOKS
+from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
-from lab.positions import rotate, sinusoidal_positions
+from lab.reads import AttentionReads
 
 POSITIONS = ["standard", "sinusoidal", "rotary"]
 
@@ -262,46 +262,6 @@ class TestForward:
     def test_refusals(self, tokens: Tensor, kwargs: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             small_model()(tokens, **kwargs)
-
-
-class TestPositions:
-    """What each kind of positions promises."""
-
-    def test_rotary_scores_depend_on_the_offset_only(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        q, k = (torch.randn(1, 5, 2, 8, generator=generator, dtype=torch.float64) for _ in range(2))
-        steps = torch.arange(5)
-        scores = [
-            torch.einsum(
-                "bqhd,bkhd->bhqk",
-                rotate(q, start + steps, 1e4, 8),
-                rotate(k, start + steps, 1e4, 8),
-            )
-            for start in (0, 1000)
-        ]
-        torch.testing.assert_close(scores[0], scores[1], atol=1e-9, rtol=0)
-
-    def test_sinusoidal_shift_is_one_linear_map(self) -> None:
-        waves = sinusoidal_positions(64, 20)
-        model = small_model(positional_embedding_type="sinusoidal", n_ctx=64)
-        assert torch.equal(model.W_pos, waves.float())
-        angles = 5 * 10_000.0 ** -(torch.arange(0, 20, 2, dtype=torch.float64) / 20)
-        turns = [
-            torch.tensor([[a.cos(), -a.sin()], [a.sin(), a.cos()]], dtype=torch.float64)
-            for a in angles
-        ]
-        shift = torch.block_diag(*turns)  # one turn for each (sin, cos) pair
-        torch.testing.assert_close(waves[:59] @ shift, waves[5:], atol=1e-12, rtol=0)
-
-    def test_rotary_cells_match_a_complex_rotation(self) -> None:
-        x = torch.randn(1, 4, 1, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        as_complex = torch.complex(x[..., :3], x[..., 3:])
-        angle = torch.arange(4.0).double()[:, None, None] * 100.0 ** -(
-            torch.arange(3.0).double() / 3
-        )
-        turned = as_complex * torch.polar(torch.ones_like(angle), angle)
-        got = rotate(x, torch.arange(4), 100.0, 6)
-        torch.testing.assert_close(torch.complex(got[..., :3], got[..., 3:]), turned)
 
 
 class TestTying:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.attention import AttentionReads
+from lab.reads import AttentionReads
 from probes.entropy import entropy_profile
 from probes.planted import PlantedHeads
 from probes.tables import ENTROPY, json_rows

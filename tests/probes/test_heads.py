@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.attention import AttentionReads
+from lab.reads import AttentionReads
 from lab.tasks.registry import get_task
 from probes import heads as heads_module
 from probes import reads as reads_module

@@ -1,0 +1,95 @@
+"""Keys and values of positions that were computed before: what makes a next token cheap."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lab.attention import SharedKeys
+from lab.shapes import HeadVectors
+
+HeadsFirst = Float[Tensor, "batch kv_head room d_head"]
+Smaller = Float[Tensor, "batch kv_head old_room d_head"]
+Step = Float[Tensor, "batch kv_head new_pos d_head"]
+
+
+class KeyValueCache:
+    """The keys and values of the positions that were already computed, layer by layer.
+
+    Hand the same object to each call of forward, with the new tokens only. Room is taken ahead and
+    doubled when it is used up, so that a step copies its own keys only. Weights must stay as they
+    are while a cache is in use: what it holds was computed from them.
+    """
+
+    def __init__(self, n_layers: int, room: int = 0) -> None:
+        """Start with no positions.
+
+        Args:
+            n_layers: Layers of the model.
+            room: Positions to make room for at once, when the whole length is known.
+        """
+        self.length = 0
+        """Positions that every layer has seen; a step that was broken off does not count."""
+        self.room = room
+        self.layers: list[tuple[HeadsFirst, HeadsFirst] | None] = [None] * n_layers
+        self.real: Bool[Tensor, "batch key_pos"] | None = None
+        """Where the positions so far are real tokens; None: no padding."""
+
+    def extend_mask(
+        self, mask: Bool[Tensor, "batch pos"] | None, batch: int, n_pos: int
+    ) -> Bool[Tensor, "batch key_pos"] | None:
+        """Append where the new tokens are real (None: all of them), and return the whole."""
+        past = None if self.real is None else self.real[:, : self.length]
+        new = mask
+        known = new if past is None else past
+        if known is None:
+            return None
+        if past is None:
+            past = known.new_ones(batch, self.length)
+        if new is None:
+            new = known.new_ones(batch, n_pos)
+        self.real = torch.cat([past, new], dim=1)
+        return self.real
+
+    def extend(self, layer: int, k: HeadVectors, v: HeadVectors) -> tuple[SharedKeys, SharedKeys]:
+        """Put new keys and values of a layer behind its first `length` and return all of them.
+
+        Raises:
+            ValueError: They are of another batch than those before.
+        """
+        start, stop = self.length, self.length + k.shape[1]
+        past = self.layers[layer]
+        if past is not None and past[0].shape[0] != k.shape[0]:
+            raise ValueError(
+                f"a kv_cache must be used with one batch, got {k.shape[0]} sequences after "
+                f"{past[0].shape[0]}; start a new one for other sequences"
+            )
+        new = (k.transpose(1, 2), v.transpose(1, 2))
+        if k.requires_grad or v.requires_grad:
+            # Autograd needs every state that it has seen: nothing is written into.
+            old = new if past is None else past
+            held = tuple(
+                torch.cat([o[:, :, :start], n], dim=2) for o, n in zip(old, new, strict=True)
+            )
+        else:
+            held = self._with_room(past, new, start, stop)
+            for buffer, n in zip(held, new, strict=True):
+                buffer[:, :, start:stop] = n
+        self.layers[layer] = keys, values = held
+        return keys[:, :, :stop].transpose(1, 2), values[:, :, :stop].transpose(1, 2)
+
+    def _with_room(
+        self,
+        past: tuple[Smaller, Smaller] | None,
+        new: tuple[Step, Step],
+        start: int,
+        stop: int,
+    ) -> tuple[HeadsFirst, HeadsFirst]:
+        """Return buffers that hold the first `start` positions and have room up to `stop`."""
+        # What autograd has seen (a buffer grown while gradients were on) is not written into.
+        if past is not None and past[0].shape[2] >= stop and not past[0].requires_grad:
+            return past
+        room = max(self.room, stop if past is None else 2 * stop)
+        old = new if past is None else past
+        keys, values = (n.new_empty(*n.shape[:2], room, n.shape[3]) for n in new)
+        keys[:, :, :start], values[:, :, :start] = (o[:, :, :start].detach() for o in old)
+        return keys, values

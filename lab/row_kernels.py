@@ -1,0 +1,166 @@
+"""What a softmax row leaves behind without its matrix: log-sum-exp, and the mean key.
+
+`softmax_rows` is the one function that calls PyTorch's internal attention operators: the public one
+hides the log-sum-exp that they compute. What is known of them, each a test:
+
+- The CPU operator ends the process (SIGFPE) when there are no heads, and refuses bool masks.
+- A causal mask of theirs is aligned top-left: wrong with more keys than queries.
+- A row that sees no key comes back as lse = 0 or garbage: it is dropped by place, not by value.
+- k and v must have one head size: here k stands in the place of v.
+- Half precision puts entropies off by 0.01 nats, and CUDA's flash operator knows nothing else:
+  reads are in float32 or float64.
+- lse carries no gradient: differentiate the tiled form.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from lab.attention import Queries, SharedKeys, Sight, share_keys
+from lab.shapes import RowValue
+
+HeadsFirstRows = Float[Tensor, "batch head rows d_head"]
+HeadsFirstKeys = Float[Tensor, "batch kv_head key_pos d_head"]
+LogSumExp = Float[Tensor, "batch head rows"]
+Shown = Bool[Tensor, "#batch 1 rows key_pos"]
+Kernel = Callable[
+    [HeadsFirstRows, HeadsFirstKeys, float, bool, Shown | None], tuple[LogSumExp, HeadsFirstRows]
+]
+"""(q, k, scale, causal, shown) to (lse, mean key); causal only without shown, and square."""
+
+SCORES_AT_ONCE = 2**24
+"""Scores that are built at once where no kernel applies: 64 MB in float32."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoftmaxRows:
+    """One number and one vector for each query row; NaN in rows that see no key."""
+
+    lse: RowValue
+    """The natural log of the row's softmax denominator."""
+    mean_key: Queries
+    """The mean of the keys under the row's probabilities."""
+
+
+def softmax_rows(
+    q: Queries,
+    k: SharedKeys,
+    *,
+    scale: float,
+    sight: Sight,
+    first_key: int = 0,
+    kernel: Kernel | None = None,
+) -> SoftmaxRows:
+    """Return lse and mean key of every row in O(n) memory.
+
+    Args:
+        q: Queries.
+        k: Keys, which several query heads may share.
+        scale: Factor of the scores.
+        sight: Which keys a query sees; the last query stands at the last key.
+        first_key: So many keys are hidden, from the first real one of each sequence.
+        kernel: What computes a block of rows; None: the fastest for device and dtype.
+    """
+    kernel = kernel or kernel_for(q)
+    n_query, n_key = q.shape[1], k.shape[1]
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    if 0 in q.shape or n_key <= first_key:
+        lse, mean_key = q.new_full(q.shape[:3], math.nan), torch.full_like(q, math.nan)
+    elif sight.plain(n_query, n_key):
+        # Rows before the first key that is left see none: hiding keys keeps a square square.
+        blind = first_key if sight.causal and n_query > 1 else 0
+        causal = sight.causal and n_query > 1
+        lse, mean_key = kernel(q[:, :, blind:], k[:, :, first_key:], scale, causal, None)
+        lse = F.pad(lse, (blind, 0), value=math.nan)
+        mean_key = F.pad(mean_key, (0, 0, blind, 0), value=math.nan)
+    else:
+        lse, mean_key = q.new_empty(q.shape[:3]), torch.empty_like(q)
+        for rows, stop, shown, blind in sight.tiles(n_query, n_key, q.device):
+            if first_key:
+                left = sight.keys_after(first_key, n_key, q.device)[:, None, None, :stop]
+                shown = shown & ~blind & left
+                blind = ~shown.any(dim=-1, keepdim=True)
+                shown = shown | blind
+            found = kernel(q[:, :, rows], k[:, :, :stop], scale, False, shown)
+            lse[:, :, rows] = found[0].masked_fill(blind.squeeze(-1), math.nan)
+            mean_key[:, :, rows] = found[1].masked_fill(blind, math.nan)
+    return SoftmaxRows(lse=lse, mean_key=mean_key.transpose(1, 2))
+
+
+def kernel_for(q: Tensor) -> Kernel:
+    """Return the fastest kernel that takes this device and dtype."""
+    if q.device.type == "cpu":
+        return cpu_kernel
+    if q.device.type == "cuda" and q.dtype == torch.float32:
+        return cuda_kernel
+    return tiled_kernel
+
+
+def cpu_kernel(
+    q: HeadsFirstRows, k: HeadsFirstKeys, scale: float, causal: bool, shown: Shown | None
+) -> tuple[LogSumExp, HeadsFirstRows]:
+    """Return lse and mean key from the CPU's flash kernel; heads share keys without a copy."""
+    bias = None
+    if shown is not None:
+        bias = torch.zeros(shown.shape, dtype=q.dtype).masked_fill_(~shown, -math.inf)
+    mean_key, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, k, is_causal=causal, attn_mask=bias, scale=scale
+    )
+    return lse.to(q.dtype), mean_key
+
+
+def cuda_kernel(
+    q: HeadsFirstRows, k: HeadsFirstKeys, scale: float, causal: bool, shown: Shown | None
+) -> tuple[LogSumExp, HeadsFirstRows]:
+    """Return lse and mean key from CUDA's memory-efficient kernel.
+
+    It wants a key head for each query head: the heads that share one take turns, without a copy. It
+    wants the rows of a bias aligned to 16 numbers, and pads the rows of lse to 32.
+    """
+    batch, heads, n_rows, _ = q.shape
+    kv_heads, n_key = k.shape[1:3]
+    bias = None
+    if shown is not None:
+        wide = q.new_zeros(shown.shape[0], 1, n_rows, -(-n_key // 16) * 16)
+        bias = wide[..., :n_key].masked_fill_(~shown, -math.inf)
+        bias = bias.expand(batch, kv_heads, n_rows, n_key)
+    lse, mean_key = q.new_empty(batch, heads, n_rows), torch.empty_like(q)
+    group = heads // kv_heads
+    for member in range(group):
+        some = slice(member, None, group)
+        out, sums, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q[:, some], k, k, bias, True, 0.0, causal, scale=scale
+        )
+        mean_key[:, some], lse[:, some] = out, sums[..., :n_rows]
+    return lse, mean_key
+
+
+def tiled_kernel(
+    q: HeadsFirstRows, k: HeadsFirstKeys, scale: float, causal: bool, shown: Shown | None
+) -> tuple[LogSumExp, HeadsFirstRows]:
+    """Return lse and mean key from a few rows of scores at a time: right on every device."""
+    k = share_keys(k.transpose(1, 2), q.shape[1]).transpose(1, 2)
+    n_rows, n_key = q.shape[2], k.shape[2]
+    step = max(1, SCORES_AT_ONCE // (q.shape[0] * q.shape[1] * n_key))
+    parts = []
+    for start in range(0, n_rows, step):
+        rows = slice(start, min(start + step, n_rows))
+        stop = rows.stop if causal else n_key
+        scores = einsum(
+            q[:, :, rows] * scale,
+            k[:, :, :stop],
+            "batch head q d, batch head k d -> batch head q k",
+        )
+        if causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+            scores = scores.masked_fill(later.triu(start + 1), -math.inf)
+        if shown is not None:
+            scores = scores.masked_fill(~shown[:, :, rows], -math.inf)
+        parts.append((scores.logsumexp(dim=-1), scores.softmax(dim=-1) @ k[:, :, :stop]))
+    lse, mean_key = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    return lse, mean_key
