@@ -34,6 +34,7 @@ from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.gates import GateTensors, HeadGates
 from lab.initial import draw_parameters
 from lab.kv_cache import KeyValueCache
+from lab.initial import draw_parameters
 from lab.mlps import MLP, GatedMLP
 from lab.norms import make_norm
 from lab.positions import (
@@ -421,7 +422,7 @@ class HookedGPT(TransformerLensSurface):
 
     def forward(
         self,
-        input: Tokens | Resid,
+        input: Tokens | Resid | Int[Tensor, " pos"] | str | list[str],
         return_type: Literal["logits", "loss", "both"] | None = "logits",
         loss_per_token: bool = False,
         *,
@@ -437,7 +438,8 @@ class HookedGPT(TransformerLensSurface):
         """Run the model, or some of its layers.
 
         Args:
-            input: Token ids, or with start_at_layer the residual stream before that layer.
+            input: Token ids (or a text, where there is a tokenizer), or with start_at_layer the
+                residual stream before that layer.
             return_type: "logits" [batch, pos, d_vocab]; "loss", the mean of -ln p(next token);
                 "both", the pair; None, nothing (for observers).
             loss_per_token: Return the loss of each position but the last: [batch, pos - 1].
@@ -472,6 +474,8 @@ class HookedGPT(TransformerLensSurface):
             gates = gates.tensors(self)
         if gates is not None:
             gates = gates.like(self.W_E)
+        if not isinstance(input, Tensor) or input.ndim == 1:
+            input = self.to_tokens(input)
         batch, n_pos = input.shape[:2]
         real = None if attention_mask is None else attention_mask.bool()
         first_pos = 0 if kv_cache is None else kv_cache.length

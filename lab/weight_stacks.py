@@ -154,6 +154,24 @@ class WeightStacks(HookedRoot, ABC):
         """W_V W_O of every head, logically [layer, head, d_model, d_model]."""
         return FactoredMatrix(self.shared(self.W_V), self.W_O)
 
+    def tl_parameters(self) -> dict[str, Tensor]:
+        """Return the weights by name as TransformerLens's SVDInterpreter wants them.
+
+        Key and value weights are repeated for each query head that reads them, so that a head's
+        number means the same everywhere; tied embeddings have their unembedding.
+        """
+        found: dict[str, Tensor] = dict(self.named_parameters())
+        found["unembed.W_U"] = self.W_U
+        shared = self.config.kv_heads != self.config.n_heads
+        for layer, block in enumerate(self.blocks if shared else ()):
+            heads = [
+                self.config.kv_heads_of(layer).index(self.config.kv_head(head))
+                for head in self.config.heads_of(layer)
+            ]
+            for name in ("W_K", "W_V", "b_K", "b_V"):
+                found[f"blocks.{layer}.attn.{name}"] = getattr(block.attn, name)[heads]
+        return found
+
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, " d_model"]:
