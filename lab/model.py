@@ -34,7 +34,6 @@ from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.gates import GateTensors, HeadGates
 from lab.initial import draw_parameters
 from lab.kv_cache import KeyValueCache
-from lab.initial import draw_parameters
 from lab.mlps import MLP, GatedMLP
 from lab.norms import make_norm
 from lab.positions import (
