@@ -144,12 +144,12 @@ def fitting_family(config: ModelConfig) -> Family:
     Raises:
         ValueError: There is none; the message says what keeps it from the closest.
     """
-    whys = {family.model_class: family.why_not(config) for family in FAMILIES}
-    for family in FAMILIES:
-        if not whys[family.model_class]:
-            return family
-    closest = min(whys, key=lambda name: len(whys[name]))
+    mismatches = {family.name: family.mismatches(config) for family in FAMILIES}
+    closest = min(FAMILIES, key=lambda family: len(mismatches[family.name]))
+    why = next(iter(mismatches[closest.name]), None) or closest.misfit(config)
+    if why is None:
+        return closest
     raise ValueError(
-        f"{whys[closest][0]}, to become a {closest}, the closest of transformers' models that "
+        f"{why}, to become a {closest.model_class}, the closest of transformers' models that "
         "headlab writes; analyse this model as it is"
     )

@@ -169,7 +169,8 @@ def shown_letter(letter: str) -> str:
     if letter == "\\":
         return "\\\\"
     if letter == SPACE or not letter.isprintable():
-        return letter.encode("unicode_escape").decode()
+        code = ord(letter)  # not \\xa0 for a character, which would look like the byte
+        return ascii(letter)[1:-1] if code < 128 else f"\\u{code:04x}"
     return letter
 
 

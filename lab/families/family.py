@@ -121,15 +121,13 @@ class Family:
         }
         return {**sizes, **self.write_more(config, state)}
 
-    def why_not(self, config: ModelConfig) -> list[str]:
-        """Return what keeps a config from being one of the family's; nothing when it fits."""
-        whys = [
+    def mismatches(self, config: ModelConfig) -> list[str]:
+        """Return which fields keep a config from being one of the family's."""
+        return [
             f"{name} must be {value!r}, got {getattr(config, name)!r}"
             for name, value in self.fixed.items()
             if getattr(config, name) != value
         ]
-        misfit = None if whys else self.misfit(config)
-        return whys if misfit is None else [misfit]
 
     def active_rules(self, config: HFConfig, n_layers: int) -> Iterator[Rule]:
         """Yield the rules of one model, with every layer's number in its names."""

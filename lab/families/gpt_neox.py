@@ -8,14 +8,16 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.families.family import ACTIVATIONS, Family, HFConfig, Rule, untied
-from lab.families.shared import own_heads, read_activation, read_base, read_rotary
+from lab.families.shared import (
+    attention_bias,
+    has_attention_bias,
+    own_heads,
+    read_activation,
+    read_base,
+    read_rotary,
+)
 
 LAYER = "gpt_neox.layers.{}."
-
-
-def attention_bias(config: HFConfig) -> bool:
-    """Tell whether the attention matrices have biases."""
-    return bool(config["attention_bias"])
 
 
 def read_more(config: HFConfig) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def read_more(config: HFConfig) -> dict[str, Any]:
     }
 
 
-def write_more(config: ModelConfig, _: Mapping[str, Tensor]) -> dict[str, Any]:
+def write_more(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the keys that need more than a table."""
     share = config.rotary_width / config.head_width
     if int(config.head_width * share) < config.rotary_width:  # the product was rounded down
@@ -39,7 +41,11 @@ def write_more(config: ModelConfig, _: Mapping[str, Tensor]) -> dict[str, Any]:
         "rope_theta": config.rotary_base,
         "partial_rotary_factor": share,
     }
-    return {"hidden_act": config.act_fn, "rope_parameters": rotary, "attention_bias": True}
+    return {
+        "hidden_act": config.act_fn,
+        "rope_parameters": rotary,
+        "attention_bias": has_attention_bias(config, state),
+    }
 
 
 def misfit(config: ModelConfig) -> str | None:

@@ -7,15 +7,16 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.families.family import ACTIVATIONS, Family, HFConfig, Rule, untied
-from lab.families.shared import even_heads, read_activation, read_base, read_rotary
+from lab.families.shared import (
+    attention_bias,
+    even_heads,
+    has_attention_bias,
+    read_activation,
+    read_base,
+    read_rotary,
+)
 
 LAYER = "model.layers.{}."
-BIASES = ("b_Q", "b_K", "b_V", "b_O")
-
-
-def attention_bias(config: HFConfig) -> bool:
-    """Tell whether the four attention matrices have biases."""
-    return bool(config["attention_bias"])
 
 
 def mlp_bias(config: HFConfig) -> bool:
@@ -44,9 +45,7 @@ def write_more(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, An
     return {
         "hidden_act": config.act_fn,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
-        "attention_bias": any(
-            bool(state[f"blocks.{layer}.attn.{name}"].any()) for layer in layers for name in BIASES
-        ),
+        "attention_bias": has_attention_bias(config, state),
         "mlp_bias": any(bool(state[f"blocks.{layer}.mlp.b_out"].any()) for layer in layers),
     }
 

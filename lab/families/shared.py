@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from lab.config import ModelConfig, is_whole
 from lab.families.family import ACTIVATIONS, HFConfig
 from lab.naming import quoted, unknown_name
@@ -38,6 +40,11 @@ def read_base(rotary: Mapping[str, Any]) -> Any:
     return float(base) if is_whole(base) else base
 
 
+def attention_bias(config: HFConfig) -> bool:
+    """Tell whether the attention matrices have biases."""
+    return bool(config["attention_bias"])
+
+
 def own_heads(config: ModelConfig) -> str | None:
     """Say that each query head must have a key head of its own."""
     if config.kv_heads != config.n_heads:
@@ -52,3 +59,12 @@ def even_heads(config: ModelConfig) -> str | None:
     if config.d_model % config.n_heads:
         return f"d_model must be a multiple of n_heads = {config.n_heads}, got {config.d_model}"
     return None
+
+
+def has_attention_bias(config: ModelConfig, state: Mapping[str, Tensor]) -> bool:
+    """Tell whether any attention bias is not 0; transformers can leave all of them out."""
+    return any(
+        bool(state[f"blocks.{layer}.attn.{name}"].any())
+        for layer in range(config.n_layers)
+        for name in ("b_Q", "b_K", "b_V", "b_O")
+    )
