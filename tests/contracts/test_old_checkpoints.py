@@ -27,10 +27,6 @@ from probes.pruning import prune_heads
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tl39"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))
-RENAMED = {
-    f"hook_{what}": f"attn.hook_{what}" for what in ("attn_in", "q_input", "k_input", "v_input")
-}
-"""Hooks of a block that stand on its attention in TransformerLens 4, and here."""
 
 
 def state_of(name: str) -> dict[str, Tensor]:
@@ -93,22 +89,23 @@ def test_cache_key_by_key(name: str) -> None:
         close(cache[key], seen[key], key)
 
 
-def test_what_the_flags_add() -> None:
-    """The old cfg's flags are kept, and what they ask for has the old values."""
-    seen = seen_by("gpt2")
-    keys = [key.removeprefix("flags.") for key in seen if key.startswith("flags.")]
-    assert len(keys) == 2 * 6
-    caches = {}
-    for flag in ("use_attn_in", "use_split_qkv_input", "use_attn_result", "use_hook_mlp_in"):
-        model = load("gpt2", **{flag: True})
-        assert getattr(model.cfg, flag)
-        assert model.cfg.default_prepend_bos is False
-        logits, cache = model.run_with_cache(seen["tokens"])
-        close(logits, seen["logits"])
-        caches |= cache.cache_dict
-    for key in keys:
-        block, _, hook = key.rpartition(".")
-        close(caches[f"{block}.{RENAMED.get(hook, hook)}"], seen[f"flags.{key}"], key)
+@pytest.mark.parametrize(
+    ("flag", "hooks"),
+    [
+        ("use_attn_in", ["hook_attn_in"]),
+        ("use_split_qkv_input", ["hook_q_input", "hook_k_input", "hook_v_input"]),
+        ("use_attn_result", ["attn.hook_result"]),
+        ("use_hook_mlp_in", ["hook_mlp_in"]),
+    ],
+)
+def test_what_the_flags_add(flag: str, hooks: list[str]) -> None:
+    """The old cfg's flags are kept, and what they ask for is found by its old name."""
+    model, seen = load("gpt2", **{flag: True}), seen_by("gpt2")
+    logits, cache = model.run_with_cache(seen["tokens"])
+    close(logits, seen["logits"])
+    for key in (f"blocks.{layer}.{hook}" for layer in range(2) for hook in hooks):
+        close(cache[key], seen[f"flags.{key}"], key)
+    assert model.cfg.default_prepend_bos is False
 
 
 def test_every_form_of_checkpoint_and_config_is_the_same(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_fields_and_methods_that_the_page_names_exist() -> None:
             known = field in ("device", "dtype") or field.startswith("use_")
             assert known or field in config.to_dict(), field
     calls = PAGE.split("## Calls")[1].split("```")[0]
-    for method in ("generate", "all_head_labels", "accumulated_bias"):
+    for method in ("fold_ln", "from_pretrained", "generate", "all_head_labels", "accumulated_bias"):
         assert f"{method}" in calls
         assert callable(getattr(model, method)), method
 
