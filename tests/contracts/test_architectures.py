@@ -5,61 +5,14 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 
-from lab.config import ModelConfig
 from lab.gates import HeadGates
 from lab.hook_table import FLAGGED_HOOKS
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
 from probes.pruning import count_parameters, prune_heads
-
-GPT2 = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_head": 6, "d_vocab": 13, "n_ctx": 16}
-LLAMA = {
-    "positional_embedding_type": "rotary",
-    "normalization_type": "RMS",
-    "gated_mlp": True,
-    "act_fn": "silu",
-}
-ARCHITECTURES: dict[str, dict] = {
-    "gpt2": {},
-    "gpt2 tied": {"tie_word_embeddings": True},
-    "sinusoidal": {"positional_embedding_type": "sinusoidal"},
-    "no positions": {"positional_embedding_type": "none"},
-    "llama": LLAMA,
-    "llama, 3 heads a key": {**LLAMA, "n_key_value_heads": 2},
-    "one key head": {**LLAMA, "n_key_value_heads": 1, "tie_word_embeddings": True},
-    "neox": {
-        "positional_embedding_type": "rotary",
-        "rotary_dim": 4,
-        "parallel_attn_mlp": True,
-    },
-    "gpt-j": {
-        "positional_embedding_type": "rotary",
-        "rotary_dim": 4,
-        "rotary_adjacent_pairs": True,
-        "parallel_attn_mlp": True,
-    },
-    "solu": {"act_fn": "solu"},
-    "solu and norm": {"act_fn": "solu_ln"},
-    "attention only": {"attn_only": True},
-    "no norm": {"normalization_type": None},
-    "bidirectional": {"attention_dir": "bidirectional"},
-    "other outputs": {"d_vocab_out": 5},
-}
-
-
-def build(name: str) -> HookedGPT:
-    """Build one architecture in float64, with biases and norms that matter."""
-    config = ModelConfig(**{**GPT2, "initializer_range": 0.3, "seed": 1, **ARCHITECTURES[name]})
-    model = HookedGPT(config).double().eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if ".b" in key or key.endswith(".w"):
-                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-                parameter.add_(0.3 * noise)
-    return model
 
 
 def some_tokens(batch: int = 3, n: int = 8) -> Tensor:
@@ -70,41 +23,57 @@ def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, atol=1e-11, rtol=0)
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def model(request: pytest.FixtureRequest) -> HookedGPT:
-    return build(request.param)
-
-
 def test_paths_agree(model: HookedGPT) -> None:
     for n in (1, 2, 8):
         tokens = some_tokens(n=n)
         close(model(tokens, attention="fused"), model(tokens, attention="explicit"))
 
 
+def disturb(x: Tensor, hook: HookPoint) -> Tensor:
+    """Add noise of the activation's own size; to a divisor, a positive factor a position."""
+    generator = torch.Generator().manual_seed(11)
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    if hook.name.endswith("hook_scale"):
+        return x * noise.exp()
+    finite = x.isfinite()
+    return torch.where(finite, x + noise * x[finite].std(), x)
+
+
+def same(x: Tensor, hook: HookPoint) -> Tensor:
+    return x.clone()
+
+
+@pytest.mark.usefixtures("as_a_user")  # a thousand runs, whose shapes all other tests check
 def test_every_hook_is_live(model: HookedGPT) -> None:
-    tokens = some_tokens()
+    """TransformerLens #1526, #1527: edits to some hooks were ignored.
+
+    Noise at any hook changes the logits; handing on what came changes no bit of the same path
+    with the same flags, and nothing but rounding of the fused one.
+    """
+    tokens = some_tokens(2, 6)
     plain = model(tokens)
-
-    def disturb(x: Tensor, hook: object) -> Tensor:
-        generator = torch.Generator().manual_seed(11)
-        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-        if hook.name.endswith("hook_scale"):
-            return x * noise.exp()
-        finite = x.isfinite()
-        return torch.where(finite, x + noise * x[finite].std(), x)
-
+    in_steps: dict[str | None, Tensor] = {}
     shared = model.config.kv_heads != model.config.n_heads
     for name in model.hook_dict:
-        if shared and name.endswith("hook_attn_in"):
+        flag = FLAGGED_HOOKS.get(name.rpartition(".")[2])
+        if shared and flag == "use_attn_in":
             with pytest.raises(ValueError, match="hook_attn_in needs a key head for each query"):
                 model.run_with_hooks(tokens, fwd_hooks=[(name, disturb)])
             continue
         changed = model.run_with_hooks(tokens, fwd_hooks=[(name, disturb)])
         assert (changed - plain).abs().max() > 1e-3 * plain.std(), name
-        same = model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook: x.clone())])
-        close(same, plain)
+        close(model.run_with_hooks(tokens, fwd_hooks=[(name, same)]), plain)
+        if flag is not None:
+            setattr(model.cfg, flag, True)
+        if flag not in in_steps:
+            in_steps[flag] = model(tokens, attention="explicit")
+        got = model.run_with_hooks(tokens, fwd_hooks=[(name, same)], attention="explicit")
+        assert torch.equal(got, in_steps[flag]), name
+        if flag is not None:
+            setattr(model.cfg, flag, False)
 
 
+@pytest.mark.usefixtures("as_a_user")
 def test_flags_change_nothing_but_what_is_cached(model: HookedGPT) -> None:
     tokens = some_tokens()
     plain, before = model.run_with_cache(tokens)
@@ -132,31 +101,37 @@ def test_layers_in_two_parts(model: HookedGPT) -> None:
     assert torch.equal(model(model(tokens, stop_at_layer=1), start_at_layer=1), model(tokens))
 
 
-@pytest.mark.parametrize("pads", [(0, 0, 0), (3, 0, 1), (1, 5, 2)])
-def test_padding_shifts_nothing(model: HookedGPT, pads: tuple[int, ...]) -> None:
-    """Left padding, another amount in each sequence: real tokens get the logits of no padding."""
-    widest = max(pads)
-    sequences = [some_tokens()[i : i + 1, : 8 - pad] for i, pad in enumerate(pads)]
-    padded = torch.full((3, 8), 7)
-    mask = torch.zeros(3, 8, dtype=torch.bool)
+@pytest.mark.usefixtures("as_a_user")
+def test_padding_shifts_nothing(model: HookedGPT) -> None:
+    """TransformerLens #1609, #1610, #240, PR #344: left padding must not shift positions.
+
+    And #389, #1607, #1608, pytorch #41508: rows of padding are neither NaN nor part of the loss.
+    """
+    pads, n = (0, 1, 3, 8), 11
+    sequences = [some_tokens(4, n)[i : i + 1, : n - pad] for i, pad in enumerate(pads)]
+    padded = torch.full((4, n), 7)
+    mask = torch.zeros(4, n, dtype=torch.bool)
     for row, (pad, sequence) in enumerate(zip(pads, sequences, strict=True)):
         padded[row, pad:], mask[row, pad:] = sequence[0], True
+    bare = [model(sequence) for sequence in sequences]
     for path in ("fused", "explicit"):
         got = model(padded, attention_mask=mask, attention=path)
-        for row, (pad, sequence) in enumerate(zip(pads, sequences, strict=True)):
-            close(got[row, pad:], model(sequence)[0])
+        for row, pad in enumerate(pads):
+            close(got[row, pad:], bare[row][0])
     _, cache = model.run_with_cache(padded, attention_mask=mask)
     for pattern in (cache["pattern", layer] for layer in range(2)):
         for row, pad in enumerate(pads):
             assert not pattern[row, :, :pad].any()
             assert not pattern[row, :, :, :pad].any()
-    if model.config.d_vocab_out is None:
-        loss = model(padded, attention_mask=mask, return_type="loss")
-        others = padded.masked_fill(~mask, 2)
-        assert torch.equal(model(others, attention_mask=mask, return_type="loss"), loss)
-        loss.backward()
-        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-    assert widest < 8
+    if model.config.d_vocab_out is not None:
+        return
+    loss = model(padded, attention_mask=mask, return_type="loss")
+    others = padded.masked_fill(~mask, 2)
+    assert torch.equal(model(others, attention_mask=mask, return_type="loss"), loss)
+    alone = [model(x, return_type="loss", loss_per_token=True)[0] for x in sequences]
+    close(loss, torch.cat(alone).mean())
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_padded_reads_equal_the_pattern(model: HookedGPT) -> None:
@@ -176,8 +151,9 @@ def test_padded_reads_equal_the_pattern(model: HookedGPT) -> None:
         close(reads.entropy()[[0, 2]], entropy[[0, 2]])
 
 
-@pytest.mark.parametrize("chunks", [[1] * 8, [3, 1, 4]])
-def test_cached_positions_equal_the_whole(model: HookedGPT, chunks: list[int]) -> None:
+@pytest.mark.usefixtures("as_a_user")
+def test_cached_positions_equal_the_whole(model: HookedGPT) -> None:
+    chunks = [3, 1, 1, 3]
     if model.config.attention_dir == "bidirectional":
         pytest.skip("earlier positions of a bidirectional model change with later ones")
     tokens = some_tokens()
@@ -196,8 +172,9 @@ def test_cached_positions_equal_the_whole(model: HookedGPT, chunks: list[int]) -
 
 
 @pytest.mark.parametrize(
-    "heads", [[(0, 1)], [(0, 0), (0, 1), (0, 2)], [(1, h) for h in range(6)], [(0, 5), (1, 3)]]
+    "heads", [[(0, 0), (0, 1), (0, 2)], [(0, 5), *((1, head) for head in range(6))]]
 )
+@pytest.mark.usefixtures("as_a_user")
 def test_pruning_is_gating(model: HookedGPT, heads: list[tuple[int, int]]) -> None:
     gated = model(some_tokens(), gates=HeadGates.ablate(heads, like=model))
     pruned = prune_heads(model, heads)

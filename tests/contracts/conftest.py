@@ -1,0 +1,83 @@
+"""Small models of every architecture that a ModelConfig can describe, with weights that matter."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lab.model import HookedGPT
+
+SIZES = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_head": 6, "d_vocab": 13, "n_ctx": 16}
+LLAMA = {
+    "positional_embedding_type": "rotary",
+    "normalization_type": "RMS",
+    "gated_mlp": True,
+    "act_fn": "silu",
+}
+ROTARY_IN_PART = {
+    "positional_embedding_type": "rotary",
+    "rotary_dim": 4,
+    "parallel_attn_mlp": True,
+}
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    "gpt2": {},
+    "gpt2 tied": {"tie_word_embeddings": True},
+    "sinusoidal": {"positional_embedding_type": "sinusoidal"},
+    "no positions": {"positional_embedding_type": "none"},
+    "llama": LLAMA,
+    "llama, 3 heads a key": {**LLAMA, "n_key_value_heads": 2},
+    "one key head": {**LLAMA, "n_key_value_heads": 1, "tie_word_embeddings": True},
+    "neox": ROTARY_IN_PART,
+    "gpt-j": {**ROTARY_IN_PART, "rotary_adjacent_pairs": True},
+    "attention only": {"attn_only": True},
+    "no norm": {"normalization_type": None},
+    "bidirectional": {"attention_dir": "bidirectional"},
+    "other outputs": {"d_vocab_out": 5},
+    "solu": {"act_fn": "solu"},
+    "solu and norm": {"act_fn": "solu_ln"},
+}
+FOR_TOOLS = ("gpt2", "llama", "llama, 3 heads a key", "neox", "attention only", "bidirectional")
+"""LN and RMS, learned and rotary positions, grouped queries, parallel blocks, no MLPs, no mask."""
+
+
+@pytest.fixture
+def build() -> Callable[..., "HookedGPT"]:
+    """A function that builds an architecture in float64, with changes to its config."""
+
+    def built(name: str, **changes: object) -> "HookedGPT":
+        from lab.config import ModelConfig
+        from lab.model import HookedGPT
+
+        values = {**SIZES, "initializer_range": 0.3, "seed": 1, **ARCHITECTURES[name], **changes}
+        model = HookedGPT(ModelConfig(**values)).double().eval()
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if ".b" in key or key.endswith(".w"):
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.add_(0.3 * noise)
+        return model
+
+    return built
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> "HookedGPT":
+    """One model of every architecture."""
+    return build(request.param)
+
+
+@pytest.fixture(params=FOR_TOOLS)
+def tool_model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> "HookedGPT":
+    """A smaller model of those architectures that TransformerLens's tools run on, one by one."""
+    heads = {"n_heads": 3} | ({"n_key_value_heads": 1} if "3 heads" in request.param else {})
+    return build(request.param, **heads, d_model=12, d_head=4, d_mlp=16)
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    """Three sequences of eight ids."""
+    return torch.randint(0, 13, (3, 8), generator=torch.Generator().manual_seed(5))
