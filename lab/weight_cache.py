@@ -69,13 +69,20 @@ def cached_model(name: str, source_sha256: str, build: Callable[[], HookedGPT]) 
             logger.info("building %s again: %s", name, error)
     model = build()
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
+        remove(folder)
         write_cached(model, folder)
     except (ValueError, OSError) as error:
         if not intact(folder):  # else another process was quicker
             warn_uncached(error)
     return model
+
+
+def remove(path: Path) -> None:
+    """Remove whatever has the name of a cached model."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def warn_uncached(error: Exception) -> None:
