@@ -47,7 +47,7 @@ def to_boot_native(model: HookedGPT) -> TransformerBridge:
         device=str(model.W_E.device),
         dtype=model.W_E.dtype,
     )
-    described.default_prepend_bos = False
+    described.default_prepend_bos = model.cfg.default_prepend_bos
     with torch.random.fork_rng(devices=[]):  # layers are built with random weights first
         bridge = boot(described, device=model.W_E.device, dtype=model.W_E.dtype)
     bridge.load_state_dict(convert_tl_checkpoint(native_state(model), described), strict=True)
@@ -56,16 +56,24 @@ def to_boot_native(model: HookedGPT) -> TransformerBridge:
 
 def refuse_what_boot_native_lacks(model: HookedGPT) -> None:
     """Raise ValueError if boot_native cannot compute what a model computes."""
-    config, lacks = model.config, None
+    config, refused = model.config, None
     if config.parallel_attn_mlp:
-        lacks = "attention and MLP one after the other"
+        refused = "parallel_attn_mlp must be False for boot_native, got True"
     elif config.kept_heads is not None:
-        lacks = "all its heads"
+        refused = "kept_heads must be None for boot_native, got a model with pruned heads"
     elif config.gated_mlp and not config.attn_only:
-        biased = [block.mlp.b_in.any() or block.mlp.b_out.any() for block in model.blocks]
-        lacks = "no biases in its gated MLPs" if any(biased) else None
-    if lacks is not None:
-        raise ValueError(f"a model must have {lacks} for boot_native; stay with the HookedGPT")
+        biased = [
+            str(layer)
+            for layer, block in enumerate(model.blocks)
+            if block.mlp.b_in.any() or block.mlp.b_out.any()
+        ]
+        if biased:
+            refused = (
+                "b_in and b_out of a gated MLP must be 0 for boot_native, which has none, "
+                f"got other numbers in layer {', '.join(biased)}"
+            )
+    if refused is not None:
+        raise ValueError(f"{refused}; stay with the HookedGPT")
 
 
 def native_state(model: HookedGPT) -> dict[str, Tensor]:
