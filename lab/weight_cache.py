@@ -81,8 +81,8 @@ def remove(path: Path) -> None:
     """Remove whatever has the name of a cached model."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif path.is_symlink() or path.exists():
+        path.unlink()
 
 
 def warn_uncached(error: Exception) -> None:
