@@ -167,8 +167,8 @@ def fused_attention(
 
 
 def one_query(q: Queries, k: SharedKeys, v: SharedValues, scale: float, sight: Sight) -> Mixed:
-    """Return z of the last position: it sees every real key, so heads that share one are rows."""
-    rows = rearrange(q, "batch 1 (kv_head row) d -> batch kv_head row d", kv_head=k.shape[2])
+    """Return z of the last position, which sees every real key."""
+    rows = q.squeeze(1).unflatten(1, (k.shape[2], -1))  # heads that share a key head, as rows
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if sight.real is None:
         z = F.scaled_dot_product_attention(rows, k, v, scale=scale)

@@ -4,10 +4,11 @@ What the next token's probabilities are under a SampleConfig, and the loop that 
 Prompts in words belong to the tasks' vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,9 +16,28 @@ from lab.config import SampleConfig, require, require_whole
 from lab.gates import GateTensors, HeadGates
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
-from lab.shapes import Tokens
+from lab.reads import AttentionReads
+from lab.shapes import PositionMask, Tokens
 
 Drawn = Int[Tensor, " batch"]
+Observer = Callable[[int, AttentionReads], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """One token of every sequence, and what it was drawn from."""
+
+    tokens: Drawn
+    """The drawn tokens; a sequence that has ended repeats its stop id."""
+    logits: Float[Tensor, "batch d_vocab"]
+    """The model's answer, on its device."""
+    config: SampleConfig
+    """How it was drawn."""
+
+    @property
+    def probabilities(self) -> Float64[Tensor, "batch d_vocab"]:
+        """What the tokens were drawn from, over the whole vocabulary."""
+        return next_token_probabilities(self.logits, self.config)
 
 
 def generate(
@@ -27,9 +47,21 @@ def generate(
     max_new_tokens: int,
     gates: HeadGates | GateTensors | None = None,
     stop_ids: Sequence[int] = (),
+    *,
+    attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+    observe: Observer | None = None,
 ) -> Int[Tensor, "batch new_pos"]:
-    """Return the prompts with the drawn tokens behind them; see `stream`."""
-    drawn = stream(model, tokens, config, max_new_tokens, gates, stop_ids)
+    """Return the prompts, padding included, with the drawn tokens behind them; see `steps`."""
+    drawn = stream(
+        model,
+        tokens,
+        config,
+        max_new_tokens,
+        gates,
+        stop_ids,
+        attention_mask=attention_mask,
+        observe=observe,
+    )
     return torch.cat([tokens, torch.stack(list(drawn), dim=1)], dim=1)
 
 
@@ -40,31 +72,65 @@ def stream(
     max_new_tokens: int,
     gates: HeadGates | GateTensors | None = None,
     stop_ids: Sequence[int] = (),
+    *,
+    attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+    observe: Observer | None = None,
 ) -> Iterator[Drawn]:
-    """Yield the next token of every prompt as soon as it is drawn.
+    """Yield the next token of every prompt as soon as it is drawn; see `steps`."""
+    found = steps(
+        model,
+        tokens,
+        config,
+        max_new_tokens,
+        gates,
+        stop_ids,
+        attention_mask=attention_mask,
+        observe=observe,
+    )
+    return (step.tokens for step in found)
+
+
+def steps(
+    model: HookedGPT,
+    tokens: Tokens,
+    config: SampleConfig,
+    max_new_tokens: int,
+    gates: HeadGates | GateTensors | None = None,
+    stop_ids: Sequence[int] = (),
+    *,
+    attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+    observe: Observer | None = None,
+) -> Iterator[Step]:
+    """Yield the next token of every prompt, with its logits, as soon as it is drawn.
 
     The draws come from a generator of this call, on the CPU: they are the same on every device,
-    leave the global generator alone and are not disturbed by other threads.
+    leave the global generator alone and are not disturbed by other threads. Hooks, gates and the
+    observer act on the prompt and on every drawn token; the model's last norm and unembedding, and
+    the hooks there, only ever see the last position. Edits of weights act from the next call on.
 
     Args:
         model: The model.
-        tokens: Prompts of one length (see `stack_prompts`).
+        tokens: Prompts of one length (see `left_padded`).
         config: Temperature, top-k, top-p and seed.
         max_new_tokens: Draw at most so many tokens.
         gates: Interventions on heads, for the prompt and every drawn token; positions are those of
             the whole sequence.
         stop_ids: A sequence ends with the first of these; in a batch it repeats it until all others
             have ended.
+        attention_mask: True (or 1) at the tokens of the prompts, False at the padding before them,
+            which changes nothing; None: no padding.
+        observe: Called with (layer, AttentionReads) at every step.
 
     Raises:
-        ValueError: At once, not at the first token: an empty prompt, ids outside the vocabulary, or
-            more tokens than fit in n_ctx.
+        ValueError: At once, not at the first token: an empty prompt, ids outside the vocabulary,
+            padding behind a prompt, a bidirectional model, or more tokens than fit in n_ctx.
     """
     check_request(model, tokens, max_new_tokens, stop_ids)
     require(config.seed < 2**64, "seed", "below 2**64", config.seed)
+    real = checked_padding(tokens, attention_mask)
     if isinstance(gates, HeadGates):
         gates = gates.tensors(model)
-    return _steps(model, tokens, config, max_new_tokens, gates, tuple(stop_ids))
+    return _steps(model, tokens, config, max_new_tokens, gates, tuple(stop_ids), real, observe)
 
 
 def _steps(
@@ -74,23 +140,38 @@ def _steps(
     max_new_tokens: int,
     gates: GateTensors | None,
     stop_ids: tuple[int, ...],
-) -> Iterator[Drawn]:
+    real: PositionMask | None,
+    observe: Observer | None,
+) -> Iterator[Step]:
     generator = torch.Generator().manual_seed(config.seed)
     stops = torch.tensor(stop_ids, dtype=torch.int64)
     stopped = torch.zeros(len(tokens), dtype=torch.bool)
     last = torch.zeros(len(tokens), dtype=torch.int64)
-    cache = KeyValueCache(model.config.n_layers)
-    new = tokens.to(model.W_E.device)
+    device = model.W_E.device
+    new = tokens.to(device)
+    real = None if real is None else real.to(device)
+    # The last token is drawn but never read.
+    room = tokens.shape[1] + max_new_tokens - 1
+    cache = KeyValueCache(model.config.n_layers, room=room, keep_weights=True)
     for _ in range(max_new_tokens):
         # Not around the yield: what the consumer does between two tokens is its own business.
         with torch.no_grad():
-            logits = model(new, gates=gates, kv_cache=cache)[:, -1]
-        last = torch.where(stopped, last, draw(logits, config, generator))
-        stopped |= torch.isin(last, stops)
-        yield last.to(tokens.device)
-        if stopped.all():
-            return
-        new = last.unsqueeze(1).to(new.device)
+            logits = model(
+                new,
+                gates=gates,
+                observe=observe,
+                attention_mask=real,
+                kv_cache=cache,
+                last_only=True,
+            )[:, -1]
+        drawn = draw(logits, config, generator)
+        last = torch.where(stopped, last, drawn) if stop_ids else drawn
+        yield Step(tokens=last.to(tokens.device), logits=logits, config=config)
+        if stop_ids:
+            stopped |= torch.isin(last, stops)
+            if stopped.all():
+                return
+        new, real = last.unsqueeze(1).to(device), None
 
 
 def draw(
@@ -102,7 +183,9 @@ def draw(
     tokens 18 times faster than torch.multinomial, which draws a number for every token.
     """
     if config.temperature == 0:
-        return _readable(logits).argmax(dim=-1)
+        largest, drawn = logits.detach().max(dim=-1)
+        _require_numbers(largest)
+        return drawn.cpu()
     upto = next_token_probabilities(logits, config).cumsum(dim=-1)
     total = upto[:, -1:]
     uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator)
@@ -151,20 +234,55 @@ def _softmax(
     return ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).softmax(dim=-1)
 
 
-def stack_prompts(prompts: Sequence[Int[Tensor, "_ _"]]) -> Tokens:
-    """Join prompts of one length into a batch.
+def left_padded(
+    prompts: Sequence[Int[Tensor, " _"] | Sequence[int]], pad_id: int = 0
+) -> tuple[Tokens, PositionMask]:
+    """Join prompts of any lengths into a batch: (tokens, attention_mask).
+
+    Args:
+        prompts: Token ids of each prompt.
+        pad_id: What stands before the shorter ones; nobody sees it.
 
     Raises:
-        ValueError: There is none, or their lengths differ.
+        ValueError: There is no prompt, or an empty one.
+
+    >>> left_padded([[5, 6, 7], [8]])[0].tolist()
+    [[5, 6, 7], [0, 0, 8]]
     """
-    lengths = sorted({prompt.shape[1] for prompt in prompts})
-    if len(lengths) != 1:
-        got = " and ".join(map(str, lengths)) or "no prompt"
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) == 0:
         raise ValueError(
-            f"prompts in a batch must be of equal length (there is no padding), got {got}; "
-            "generate from them one at a time"
+            f"prompts must be one or more, of at least 1 token each, got lengths {lengths}"
         )
-    return torch.cat(list(prompts))
+    longest = max(lengths)
+    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    tokens = [F.pad(row, (longest - len(row), 0), value=pad_id) for row in rows]
+    columns = torch.arange(longest, device=tokens[0].device)
+    first = columns.new_tensor([longest - length for length in lengths])
+    return torch.stack(tokens), columns >= first.unsqueeze(1)
+
+
+def checked_padding(
+    tokens: Tokens, mask: PositionMask | Int[Tensor, "batch pos"] | None
+) -> Bool[Tensor, "batch pos"] | None:
+    """Return where the prompts' tokens are, None where there is no padding.
+
+    Raises:
+        ValueError: The mask is of another shape, has a token before padding, or a row of padding.
+    """
+    if mask is None or bool(mask.all()):
+        return None
+    shape = tuple(tokens.shape)
+    require(tuple(mask.shape) == shape, "attention_mask", f"of shape {shape}", tuple(mask.shape))
+    real = mask.bool()
+    broken = ~real[:, -1] | (real[:, :-1] & ~real[:, 1:]).any(dim=1)
+    if broken.any():
+        row = int(broken.nonzero()[0])
+        raise ValueError(
+            "attention_mask must be 0 at padding before a prompt and 1 from its first token on, "
+            f"got {real[row].int().tolist()} in row {row}; use lab.generation.left_padded"
+        )
+    return real
 
 
 def check_request(
@@ -172,6 +290,16 @@ def check_request(
 ) -> None:
     """Raise ValueError unless the model can continue these prompts that far."""
     n_ctx, last_id = model.config.n_ctx, model.config.d_vocab - 1
+    if model.config.attention_dir != "causal":
+        raise ValueError(
+            "attention_dir must be 'causal' to generate token by token, "
+            f"got {model.config.attention_dir!r}"
+        )
+    if model.config.vocab_out != model.config.d_vocab:
+        raise ValueError(
+            f"d_vocab_out must be d_vocab = {model.config.d_vocab} to read what was drawn, "
+            f"got {model.config.vocab_out}"
+        )
     if 0 in tokens.shape:
         raise ValueError("prompt must have at least 1 token, got none")
     # On a GPU, an id outside the embedding ends the process' CUDA context: looked at beforehand.
@@ -190,11 +318,17 @@ def check_request(
         )
 
 
-def _readable(logits: Float[Tensor, "*batch d_vocab"]) -> Float[Tensor, "*batch d_vocab"]:
+def _readable(logits: Float[Tensor, "*batch d_vocab"]) -> Float64[Tensor, "*batch d_vocab"]:
     """Return the logits in float64 on the CPU, once each row is known to have a largest number."""
-    logits = logits.detach().to("cpu", torch.float64)
-    if not logits.amax(dim=-1).isfinite().all():
+    # In this order, because some accelerators have no float64.
+    logits = logits.detach().cpu().double()
+    _require_numbers(logits.amax(dim=-1))
+    return logits
+
+
+def _require_numbers(largest: Float[Tensor, "*batch"]) -> None:
+    """Raise ValueError unless each row's largest logit is a number."""
+    if not largest.isfinite().all():
         raise ValueError(
             "logits must be finite numbers, got NaN or infinity; the model's weights have diverged"
         )
-    return logits

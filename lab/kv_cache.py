@@ -20,12 +20,14 @@ class KeyValueCache:
     are while a cache is in use: what it holds was computed from them.
     """
 
-    def __init__(self, n_layers: int, room: int = 0) -> None:
+    def __init__(self, n_layers: int, room: int = 0, *, keep_weights: bool = False) -> None:
         """Start with no positions.
 
         Args:
             n_layers: Layers of the model.
             room: Positions to make room for at once, when the whole length is known.
+            keep_weights: Also keep the weights of q, k and v laid side by side, which every step
+                needs. Edits of the model's weights are then seen by the next cache only.
         """
         self.length = 0
         """Positions that every layer has seen; a step that was broken off does not count."""
@@ -33,6 +35,8 @@ class KeyValueCache:
         self.layers: list[tuple[HeadsFirst, HeadsFirst] | None] = [None] * n_layers
         self.real: Bool[Tensor, "batch key_pos"] | None = None
         """Where the positions so far are real tokens; None: no padding."""
+        self.weights: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_weights else None
+        """Weights and biases of q, k and v of each layer, side by side; None: they are not kept."""
 
     def extend_mask(
         self, mask: Bool[Tensor, "batch pos"] | None, batch: int, n_pos: int
@@ -73,7 +77,7 @@ class KeyValueCache:
         else:
             held = self._with_room(past, new, start, stop)
             for buffer, n in zip(held, new, strict=True):
-                buffer[:, :, start:stop] = n
+                buffer.narrow(2, start, stop - start).copy_(n)
         self.layers[layer] = keys, values = held
         return keys[:, :, :stop].transpose(1, 2), values[:, :, :stop].transpose(1, 2)
 

@@ -7,7 +7,7 @@ listeners the fused kernel of PyTorch does several steps at once. What surrounds
 TransformerLens's tools is in `lab.tl_surface`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -182,7 +182,7 @@ class Attention(nn.Module):
             run: What this forward pass tells every layer.
             use_result: Compute what each head adds on its own, for hook_result.
         """
-        q, k, v = self.projections(q_in, k_in, v_in)
+        q, k, v = self.projections(q_in, k_in, v_in, run.kv_cache)
         q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
         if run.turns is not None:
             q = tap(self.hook_rot_q, turned(q, run.turns, self.rotary_adjacent_pairs))
@@ -201,21 +201,28 @@ class Attention(nn.Module):
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
     def projections(
-        self, q_in: Resid | PerHead, k_in: Resid | PerKeyHead, v_in: Resid | PerKeyHead
+        self,
+        q_in: Resid | PerHead,
+        k_in: Resid | PerKeyHead,
+        v_in: Resid | PerKeyHead,
+        kv_cache: KeyValueCache | None,
     ) -> tuple[HeadVectors, KeyVectors, KeyVectors]:
         """Return q, k and v: from one matrix product for all heads, unless each reads its own."""
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
-        if q_in.ndim == 4:
-            inputs = (q_in, k_in, v_in)
-            q, k, v = (project(*each) for each in zip(inputs, weights, biases, strict=True))
+        kept = None if kv_cache is None else kv_cache.weights
+        few = kept is None and q_in.shape[0] * q_in.shape[1] <= FEW_POSITIONS
+        if q_in.ndim == 4 or few:
+            inputs, of_one = (q_in, k_in, v_in), project if q_in.ndim == 4 else project_few
+            q, k, v = (of_one(*each) for each in zip(inputs, weights, biases, strict=True))
             return q, k, v
-        if q_in.shape[0] * q_in.shape[1] <= FEW_POSITIONS:
-            inputs = (q_in, k_in, v_in)
-            q, k, v = (project_few(*each) for each in zip(inputs, weights, biases, strict=True))
-            return q, k, v
-        flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
-        both = F.linear(q_in, flat, torch.cat(biases).flatten())
-        vectors = both.unflatten(-1, (-1, self.W_Q.shape[-1]))
+        if kept is not None and self.layer in kept:
+            flat, bias = kept[self.layer]
+        else:
+            flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
+            bias = torch.cat(biases).flatten()
+            if kept is not None:
+                kept[self.layer] = flat, bias
+        vectors = F.linear(q_in, flat, bias).unflatten(-1, (-1, self.W_Q.shape[-1]))
         heads, kv_heads = len(self.head_ids), len(self.kv_ids)
         # Slices, which hooks may write into; autograd forbids it for what split() returns.
         q, k = vectors[:, :, :heads], vectors[:, :, heads : heads + kv_heads]
@@ -431,6 +438,7 @@ class HookedGPT(TransformerLensSurface):
         attention: AttentionPath = "auto",
         attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
         kv_cache: KeyValueCache | None = None,
+        last_only: bool = False,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
     ) -> Any:
@@ -450,6 +458,7 @@ class HookedGPT(TransformerLensSurface):
             attention_mask: True (or 1) at real tokens, False at padding, which may stand on the
                 left, on the right or both. Padding is seen by nobody and shifts no position.
             kv_cache: Holds the positions computed before; input then holds the new ones only.
+            last_only: Normalise and unembed the last position only: logits [batch, 1, d_vocab].
             start_at_layer: First layer to run; negative counts from the end.
             stop_at_layer: Stop before this layer and return the residual stream there.
 
@@ -504,6 +513,9 @@ class HookedGPT(TransformerLensSurface):
             return residual
         if return_type is None:
             return None
+        if last_only:
+            require_choice("return_type with last_only", return_type, ("logits",))
+            residual = residual[:, -1:]
         logits = self.unembed(self.ln_final(residual, attention == "explicit"))
         if return_type == "logits":
             return logits
@@ -535,12 +547,25 @@ class HookedGPT(TransformerLensSurface):
         top_p: float | None = None,
         seed: int = 0,
         gates: HeadGates | GateTensors | None = None,
+        *,
+        stop_ids: Sequence[int] = (),
+        attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+        observe: Observer | None = None,
     ) -> Int[Tensor, "batch new_pos"]:
-        """Return the tokens with max_new_tokens drawn after them; see lab.generation.generate."""
+        """Return the tokens with max_new_tokens drawn after them; see lab.generation.steps."""
         from lab.generation import generate
 
         sample = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return generate(self, tokens, sample, max_new_tokens, gates=gates)
+        return generate(
+            self,
+            tokens,
+            sample,
+            max_new_tokens,
+            gates=gates,
+            stop_ids=stop_ids,
+            attention_mask=attention_mask,
+            observe=observe,
+        )
 
     def fold_ln(self) -> "HookedGPT":
         """Return a model of the same logits whose norms have no weights; see lab.folding."""

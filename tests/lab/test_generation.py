@@ -12,7 +12,7 @@ from scipy import stats
 
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates, Reference
-from lab.generation import draw, generate, next_token_probabilities, stack_prompts, stream
+from lab.generation import draw, generate, left_padded, next_token_probabilities, steps, stream
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 
@@ -356,16 +356,154 @@ def test_seeds_that_do_not_fit_a_generator_are_refused():
         stream(make_model(), PROMPTS, SampleConfig(seed=2**64), 1)
 
 
-def test_prompts_of_one_length_stack_and_others_are_refused():
-    assert torch.equal(stack_prompts(list(PROMPTS.split(1))), PROMPTS)
+UNEQUAL = ([3, 5, 7, 1], [2], [4, 1, 6, 2, 8, 9, 10], [9, 9], [1, 2, 3], [5], [6, 7], [8, 8, 1, 2])
+DESIGNS: dict[str, dict] = {
+    "standard": {},
+    "sinusoidal": {"positional_embedding_type": "sinusoidal"},
+    "rotary": {"positional_embedding_type": "rotary"},
+    "none": {"positional_embedding_type": "none"},
+    "grouped keys": {"positional_embedding_type": "rotary", "n_heads": 4, "n_key_value_heads": 2},
+    "parallel": {"positional_embedding_type": "rotary", "parallel_attn_mlp": True},
+    "attention only": {"attn_only": True, "normalization_type": "RMS"},
+    "pruned": {"n_heads": 4, "n_key_value_heads": 2, "kept_heads": ((0, 2, 3), ())},
+}
+
+
+def design(name: str) -> HookedGPT:
+    config = {"n_layers": 2, "n_heads": 2, "d_model": 16, "d_vocab": 12, "n_ctx": 16}
+    return HookedGPT(ModelConfig(**{**config, "initializer_range": 0.3, **DESIGNS[name]}))
+
+
+def scaled(z: torch.Tensor, hook: object) -> torch.Tensor:
+    return z * 0.5
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["plain", "gates and a hook"])
+@pytest.mark.parametrize("n_prompts", [1, 8])
+@pytest.mark.parametrize("name", DESIGNS)
+def test_cached_generation_from_unequal_prompts_equals_whole_passes_of_each(
+    name: str, n_prompts: int, edited: bool
+) -> None:
+    model = design(name)
+    exact = design(name).double()  # so that no rounding decides between two tokens
+    gates, hooks = None, []
+    if edited:
+        gates = HeadGates.ablate([(0, 0)], like=model, value=0.25, positions=(0, 2, 3, 6))
+        hooks = [("blocks.1.attn.hook_z", scaled)] if name != "pruned" else []
+        hooks.append(("blocks.0.hook_resid_post", scaled))
+    tokens, mask = left_padded(UNEQUAL[2 : 2 + n_prompts] + UNEQUAL[:2], pad_id=11)
+    tokens, mask = tokens[:n_prompts], mask[:n_prompts]
+    greedy, n = SampleConfig(temperature=0.0), 7
+    with model.hooks(fwd_hooks=hooks), exact.hooks(fwd_hooks=hooks):
+        found = list(steps(model, tokens, greedy, n, gates, attention_mask=mask))
+        drawn = torch.stack([step.tokens for step in found], dim=1)
+        exactly = generate(exact, tokens, greedy, n, gates, attention_mask=mask)
+        for row, real in enumerate(mask):
+            # One pass over a finished sequence holds the logits of every step before it.
+            whole = exactly[row : row + 1, torch.cat([real, real.new_ones(n)])]
+            steps_of = slice(int(real.sum()) - 1, -1)
+            best = exact(whole, gates=gates)[0, steps_of].argmax(dim=-1)
+            assert torch.equal(best, exactly[row, tokens.shape[1] :])
+            # In float32 the logits, given the tokens that it drew itself.
+            both = torch.cat([tokens[row, real], drawn[row]]).unsqueeze(0)
+            want = model(both, gates=gates).detach()[0, steps_of]
+            got = torch.stack([step.logits[row] for step in found])
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+def test_an_observer_reads_every_step_without_padding_in_the_way() -> None:
+    model = design("grouped keys").double()
+    tokens, mask = left_padded([[3, 5, 7, 1], [2, 4]])
+    seen: list[tuple[int, tuple[int, ...]]] = []
+    reads_of: list[list] = []
+
+    def observe(layer: int, reads: object) -> None:
+        seen.append((layer, tuple(reads.q.shape[:2])))
+        reads_of.append(reads)
+
+    out = model.generate(tokens, 5, 0.0, attention_mask=mask, observe=observe)
+    assert seen == [(layer, (2, 4 if step == 0 else 1)) for step in range(5) for layer in (0, 1)]
+    _, cache = model.run_with_cache(out[1:, 2:])
+    for step in range(1, 5):
+        row = cache["pattern", 1][0, :, 1 + step, : 2 + step]
+        got = reads_of[2 * step + 1]
+        torch.testing.assert_close(got.pattern()[1, :, 0, 2:], row, atol=1e-12, rtol=0)
+        entropy = torch.special.entr(row).sum(-1)
+        torch.testing.assert_close(got.entropy()[1, :, 0], entropy, atol=1e-12, rtol=0)
+
+
+def test_steps_carry_probabilities_over_the_whole_vocabulary() -> None:
+    model, config = make_model(), SampleConfig(temperature=0.7, top_k=3)
+    for step in steps(model, PROMPTS, config, 3):
+        assert step.probabilities.shape == (3, 12)
+        assert ((step.probabilities > 0).sum(dim=1) == 3).all()
+        torch.testing.assert_close(step.probabilities.sum(dim=1), torch.ones(3).double())
+        assert (step.probabilities.gather(1, step.tokens.unsqueeze(1)) > 0).all()
+
+
+def test_the_prompts_own_logits_are_not_computed() -> None:
+    model, shapes = make_model(), []
+    with model.hooks(fwd_hooks=[("ln_final.hook_scale", lambda x, hook: shapes.append(x.shape))]):
+        generate(model, PROMPTS, SampleConfig(), 2)
+    assert shapes == [(3, 1, 1), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("weight", ["W_Q", "b_Q", "W_K", "W_V", "W_O"])
+def test_edits_of_weights_in_place_are_seen_by_the_next_call(weight: str) -> None:
+    model, greedy = make_model(), SampleConfig(temperature=0.0)
+    before = [step.logits for step in steps(model, PROMPTS, greedy, 3)]
+    with torch.no_grad():
+        part = getattr(model.blocks[0].attn, weight)[1]
+        part += torch.randn(part.shape, generator=torch.Generator().manual_seed(0)).double()
+    after = [step.logits for step in steps(model, PROMPTS, greedy, 3)]
+    torch.testing.assert_close(after[0], model(PROMPTS)[:, -1].detach(), atol=1e-12, rtol=0)
+    assert not torch.allclose(after[0], before[0])
+
+
+def test_prompts_are_padded_on_the_left() -> None:
+    tokens, mask = left_padded([torch.tensor([5, 6, 7]), [8]], pad_id=3)
+    assert tokens.tolist() == [[5, 6, 7], [3, 3, 8]]
+    assert mask.tolist() == [[True] * 3, [False, False, True]]
+
+
+@pytest.mark.parametrize(("prompts", "lengths"), [([], r"\[\]"), ([[1], []], r"\[1, 0\]")])
+def test_no_prompt_and_empty_prompts_are_refused(prompts: list, lengths: str) -> None:
+    with pytest.raises(ValueError, match=rf"at least 1 token each, got lengths {lengths}$"):
+        left_padded(prompts)
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [([1, 1, 1, 0], r"\[1, 1, 1, 0\]"), ([1, 0, 1, 1], r"\[1, 0, 1, 1\]"), ([0] * 4, r"\[0, .*")],
+)
+def test_padding_behind_or_inside_a_prompt_is_refused(row: list[int], shown: str) -> None:
+    mask = torch.ones(3, 4, dtype=torch.int64)
+    mask[1] = torch.tensor(row)
+    with pytest.raises(ValueError, match=rf"^attention_mask must be 0 at .* got {shown} in row 1;"):
+        stream(make_model(), PROMPTS, SampleConfig(), 1, attention_mask=mask)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_a_mask_of_another_shape_is_refused() -> None:
+    mask = torch.zeros(3, 5, dtype=torch.bool)
     with pytest.raises(
-        ValueError,
-        match=r"^prompts in a batch must be of equal length \(there is no padding\), "
-        r"got 3 and 4; generate from them one at a time$",
+        ValueError, match=r"^attention_mask must be of shape \(3, 4\), got \(3, 5\)"
     ):
-        stack_prompts([PROMPTS, PROMPTS[:, :3]])
-    with pytest.raises(ValueError, match=r"equal length .*, got no prompt;"):
-        stack_prompts([])
+        stream(make_model(), PROMPTS, SampleConfig(), 1, attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_dir": "bidirectional"}, r"^attention_dir must be 'causal' to generate"),
+        ({"d_vocab_out": 3}, r"^d_vocab_out must be d_vocab = 12 .*, got 3$"),
+    ],
+)
+def test_models_that_cannot_go_on_from_their_own_words_are_refused(
+    changes: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        stream(make_model(**changes), PROMPTS, SampleConfig(), 1)
 
 
 @pytest.mark.gpu
