@@ -55,7 +55,7 @@ def fold_norms(model: HookedGPT) -> HookedGPT:
         block.ln2.reset_parameters()
     fold_into(folded.ln_final, folded.unembed.W_U, folded.unembed.b_U)
     folded.ln_final.reset_parameters()
-    folded.tokenizer = model.tokenizer
+    folded.tokenizer, folded.provenance = model.tokenizer, model.provenance
     for name in (*set(FLAGGED_HOOKS.values()), "default_prepend_bos"):
         setattr(folded.cfg, name, getattr(model.cfg, name))
     return folded.train(model.training)

@@ -18,7 +18,7 @@ from lab.config import require, require_choice
 from lab.naming import quoted
 from lab.norms import is_plain
 from lab.shapes import Tokens
-from lab.token_text import encode
+from lab.token_text import encode, token_texts
 from lab.vocab import BOS_ID, Vocab
 from lab.weight_stacks import WeightStacks
 
@@ -130,6 +130,8 @@ class TransformerLensSurface(WeightStacks, ABC):
             )
         if isinstance(self.tokenizer, Vocab):
             return "".join(self.tokenizer.decode(listed))
+        if ids.ndim == 0:  # a decoder of whole texts drops the space before some words
+            return token_texts(self.tokenizer, listed)[0]
         return self.tokenizer.decode(listed, clean_up_tokenization_spaces=False)
 
     def to_str_tokens(
