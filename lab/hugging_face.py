@@ -37,9 +37,9 @@ def to_hf(model: HookedGPT) -> Any:
     family = fitting_family(config)
     values = family.hf_config(config, state)
     model_class = getattr(transformers, family.model_class)
-    tokenizer = model.tokenizer
+    # A task's vocabulary begins and ends nothing; neither does a model without a tokenizer.
     ids = {
-        key: None if tokenizer is None else getattr(tokenizer, key)
+        key: getattr(model.tokenizer, key, None)
         for key in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     hf_config = model_class.config_class(**values, **ids, dtype=model.W_E.dtype)

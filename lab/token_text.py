@@ -102,8 +102,10 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     Raises:
         ValueError: An id is outside the vocabulary.
     """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # one written in Python: all that it can tell
+        return [tokenizer.decode([token_id]).encode() for token_id in ids]
     added = tokenizer.added_tokens_decoder
-    backend = tokenizer.backend_tokenizer
     byte_level = "ByteLevel" in repr(backend.decoder)
     known = len(tokenizer)
     found = []
@@ -120,6 +122,17 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         else:
             found.append(piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
     return found
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token on its own, spaces before words included.
+
+    A byte that is no character on its own becomes the replacement character, as in
+    TransformerLens; its name in a `TokenVocab` shows it.
+    """
+    if isinstance(tokenizer, Vocab):
+        return tokenizer.decode(ids)
+    return [token.decode(errors="replace") for token in token_bytes(tokenizer, ids)]
 
 
 @functools.cache

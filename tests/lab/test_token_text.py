@@ -19,6 +19,7 @@ from lab.token_text import (
     read_tokenizer,
     shown,
     token_bytes,
+    token_texts,
     token_vocab,
 )
 from probes.maps import attention_map
@@ -102,14 +103,16 @@ def test_names_differ_where_tokens_do():
     assert all(name.isprintable() and " " not in name for name in names)
 
 
-def test_tokens_of_the_same_bytes_are_told_apart():
-    """A special token spelled like an ordinary one."""
+def test_sentencepiece_tokens():
+    """Spaces before words, single bytes, and two tokens that stand for the same text."""
     vocab = {"a": 0, "b": 1, "\u2581a": 2, "<0x61>": 3, "<0xE2>": 4}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     backend.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    names = TokenVocab(PreTrainedTokenizerFast(tokenizer_object=backend)).symbols
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert token_texts(tokenizer, [2, 3, 4]) == [" a", "a", "\ufffd"]
+    names = TokenVocab(tokenizer).symbols
     assert names == ("a#0", "b", f"{SPACE}a", "a#3", "\\xe2")
 
 
