@@ -12,8 +12,8 @@ def say_head_table(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print scores of heads, and the score by chance below.
 
     Args:
-        rows: Rows of the heads table: layer, head, probe, score and chance, as numbers or as the
-            text that a CSV file has.
+        rows: Rows of the heads table, at least one: layer, head, probe, score and chance, as
+            numbers (None: missing) or as the text that a CSV file has.
     """
     scores: dict[str, dict[str, float]] = {}
     chance: dict[str, float] = {}
@@ -28,8 +28,12 @@ def say_head_table(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def number(value: Any) -> float:
-    """Return a cell as a number; an empty one is NaN."""
-    return math.nan if value == "" else float(value)
+    """Return a cell as a number; a missing one is NaN, as plain data or as a file has it.
+
+    >>> number(None), number(""), number("0.5")
+    (nan, nan, 0.5)
+    """
+    return math.nan if value is None or value == "" else float(value)
 
 
 def shown(score: float) -> str:

@@ -43,6 +43,14 @@ class OpenedRun:
         )
 
     @property
+    def without_heads(self) -> str | None:
+        """The sentence that stands for a table of heads where every head was pruned."""
+        config = self.model.config
+        if any(config.n_heads_of(layer) for layer in range(config.n_layers)):
+            return None
+        return f"{self.title}; every head was pruned, so there is none to look at"
+
+    @property
     def sha256(self) -> str:
         """Digest of the weights file, as the manifest has it."""
         run = self.run

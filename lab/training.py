@@ -97,6 +97,16 @@ def task_of(config: TrainConfig) -> Task:
     sized = f"{config.task} of length {config.length} with {config.n_symbols} symbols"
     if config.model.d_vocab != task.d_vocab:
         raise ValueError(f"d_vocab must be {task.d_vocab} for {sized}, got {config.model.d_vocab}")
+    if config.model.vocab_out != task.d_vocab:
+        raise ValueError(
+            f"d_vocab_out must be d_vocab = {task.d_vocab} to learn {config.task}, whose answers "
+            f"are symbols that it reads, got {config.model.vocab_out}; leave it out"
+        )
+    if config.model.attention_dir != "causal":
+        raise ValueError(
+            f"attention_dir must be 'causal' to learn {config.task}, got "
+            f"{config.model.attention_dir!r}, which sees the answers; leave it out"
+        )
     if config.model.n_ctx < task.n_tokens:
         raise ValueError(
             f"n_ctx must be at least {task.n_tokens} for {sized}, got {config.model.n_ctx}"

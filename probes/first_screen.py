@@ -36,7 +36,9 @@ def best_head(heads: pd.DataFrame) -> dict[str, Any] | None:
 
 
 def sentence_about(heads: pd.DataFrame, task: str | None = None) -> str:
-    """Return one plain sentence about the head that stands out, or that none does."""
+    """Return one plain sentence about the head that stands out, that none does, or that is none."""
+    if heads.empty:
+        return "Every head of this model was pruned: there is none to look at."
     best = best_head(heads)
     if best is None:
         return "No head was scored: no probe found a row to look at."

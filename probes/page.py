@@ -76,7 +76,8 @@ def report_page(
         subtitle: One line below it.
         sentence: What was found, in one sentence.
         facts: A few numbers for the top, by name.
-        figures: PNG files by name: heads, attention (may be missing), entropy, ablation.
+        figures: PNG files by name: heads, attention (may be missing), entropy, ablation; none of a
+            model without heads.
         heads: The table of score_heads.
         ablation: The table of ablation_sweep.
         command: What makes this report again.
@@ -90,6 +91,27 @@ def report_page(
         '<dl class="facts">',
         *(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items()),
         "</dl>",
+        *(head_sections(figures, heads, ablation) if len(heads) else []),
+        "<h2>Where these numbers come from</h2>",
+        f"<pre>{text(command)}</pre>",
+        pairs_table(provenance),
+        f"<p>Beside this file: {', '.join(f'<code>{text(name)}</code>' for name in files)}.</p>",
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{text(POLICY)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def head_sections(
+    figures: Mapping[str, bytes], heads: pd.DataFrame, ablation: pd.DataFrame
+) -> list[str]:
+    """Return what the page says about the heads, with its figures and tables."""
+    parts = [
         "<h2>What each head looks at</h2>",
         "<p>Each number is the share of a head's attention that falls on a probe's targets, "
         "averaged over the rows that the probe scores. White is 0, dark is 1; a head that spreads "
@@ -103,7 +125,8 @@ def report_page(
             "<p>Each row is a token that looks, each column a token that it may look at.</p>",
             figure(figures["attention"], "Attention map of the clearest head"),
         ]
-    parts += [
+    return [
+        *parts,
         "<h2>How widely heads look</h2>",
         "<p>Low lines are heads that pick few tokens; the grey line is the most that a position "
         "allows. On the right the first token is left out, because many heads rest on it.</p>",
@@ -119,19 +142,7 @@ def report_page(
         "chance: (score - chance) / (1 - chance). An empty cell is a number that has no "
         "meaning.</p>",
         data_table(heads),
-        "<h2>Where these numbers come from</h2>",
-        f"<pre>{text(command)}</pre>",
-        pairs_table(provenance),
-        f"<p>Beside this file: {', '.join(f'<code>{text(name)}</code>' for name in files)}.</p>",
     ]
-    body = "\n".join(parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{text(POLICY)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
 
 
 def text(value: str) -> str:

@@ -296,7 +296,9 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
 
 
 def draw_figures(found: Findings) -> dict[str, Figure]:
-    """Draw the figures of the report."""
+    """Draw the figures of the report; of a model without heads there is none to draw."""
+    if found.heads.empty:
+        return {}
     names = list(dict.fromkeys(found.heads["probe"]))
     n_layers, n_heads = (found.heads[axis].nunique() for axis in ("layer", "head"))
     across = min(4, len(names), max(1, 20 // max(n_heads, 1)))

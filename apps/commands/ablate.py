@@ -63,6 +63,9 @@ def run_ablate(arguments: list[str]) -> int:
     opened = open_for_measuring(
         form.run, checkpoint=form.checkpoint, sequences=form.sequences, device=form.device
     )
+    if opened.without_heads is not None and not heads:
+        say(opened.without_heads)
+        return 0
     batch = opened.unseen(form.sequences)
     if heads:
         say_comparison(opened, batch, heads, form.mode)

@@ -72,6 +72,8 @@ def say_heads(run: Run) -> None:
     """Print the head table of a run's report."""
     with run.file(HEADS).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    if not rows:  # a run of this name whose heads were all pruned
+        return
     say()
     say("what each head attends to: mean attention on each probe's cells, 0 to 1")
     say()

@@ -78,9 +78,14 @@ def run_probe(arguments: list[str]) -> int:
         "step": opened.step,
         "seed": opened.run.config.seed,
     }
-    say(f"{opened.title}; mean attention on each probe's cells, {grouped(len(batch))} sequences")
-    say()
-    say_head_table(json_rows(frame))
+    if opened.without_heads is not None:
+        say(opened.without_heads)
+    else:
+        say(
+            f"{opened.title}; mean attention on each probe's cells, {grouped(len(batch))} sequences"
+        )
+        say()
+        say_head_table(json_rows(frame))
     if form.out is not None:
         files = {"heads.csv": csv_text(frame).encode(), "heads.parquet": parquet_bytes(frame)}
         with one_clear_error(form.out):

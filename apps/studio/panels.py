@@ -43,8 +43,7 @@ def header(view: View, *, clicks_always_ablate: bool) -> Scene | None:
         "notice_page",
     )
     facts(view, screen)
-    if not heads:
-        st.text("Every head of this model was pruned; there is nothing to show.")
+    if not heads:  # which the sentence has said
         return None
     best = screen["best"]
     with st.container(key="toolbar", horizontal=True, vertical_alignment="bottom"):

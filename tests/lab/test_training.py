@@ -254,6 +254,11 @@ def test_the_config_must_fit_task_and_processes(tiny_config):
     for changes, message in (
         ({"n_symbols": 5}, "d_vocab must be 7 for reversal of length 3 with 5 symbols, got 6"),
         ({"model": dataclasses.replace(model, n_ctx=7)}, "n_ctx must be at least 8 for reversal"),
+        ({"model": dataclasses.replace(model, d_vocab_out=7)}, "d_vocab_out must be d_vocab = 6"),
+        (
+            {"model": dataclasses.replace(model, attention_dir="bidirectional")},
+            "attention_dir must be 'causal' to learn reversal",
+        ),
         ({"task": "reversl"}, r"unknown task 'reversl'; .* \(did you mean 'reversal'\?\)"),
         ({"device": "cpu:x"}, "unknown device 'cpu:x'; choose from auto, cpu, cuda, mps"),
     ):
