@@ -73,8 +73,27 @@ def model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> 
 @pytest.fixture(params=FOR_TOOLS)
 def tool_model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> "HookedGPT":
     """A smaller model of those architectures that TransformerLens's tools run on, one by one."""
-    heads = {"n_heads": 3} | ({"n_key_value_heads": 1} if "3 heads" in request.param else {})
-    return build(request.param, **heads, d_model=12, d_head=4, d_mlp=16)
+    return small(build, request.param)
+
+
+def small(build: Callable[..., "HookedGPT"], name: str) -> "HookedGPT":
+    """Build an architecture with three heads."""
+    heads = {"n_heads": 3} | ({"n_key_value_heads": 1} if "3 heads" in name else {})
+    return build(name, **heads, d_model=12, d_head=4, d_mlp=16)
+
+
+WIDE = (
+    "gpt2",
+    "llama, 3 heads a key",
+    "attention only",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "neox", "bidirectional")),
+)
+
+
+@pytest.fixture(params=WIDE)
+def swept_model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> "HookedGPT":
+    """The models of tool_model, for tools of hundreds of runs: every second one is slow."""
+    return small(build, request.param)
 
 
 @pytest.fixture
