@@ -29,13 +29,13 @@ SHAPE = {
 GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 48, "n_positions": 16}
 
 
-def llama(**changes: Any) -> nn.Module:
+def llama(**changes: Any) -> Any:
     """Build a small Llama whose norms matter; the global generator is put back."""
     config = transformers.LlamaConfig(**{**SHAPE, "num_key_value_heads": 2, **changes})
     return stirred(transformers.LlamaForCausalLM, config)
 
 
-def stirred(model_class: Any, config: Any) -> nn.Module:
+def stirred(model_class: Any, config: Any) -> Any:
     with torch.random.fork_rng():
         model = model_class(config).eval()
     generator = torch.Generator().manual_seed(1)
@@ -49,7 +49,7 @@ def some_tokens() -> Tensor:
     return torch.randint(0, 48, (2, 9), generator=torch.Generator().manual_seed(2))
 
 
-def same_logits(model: HookedGPT, hf: nn.Module, limit: float = 1e-5) -> None:
+def same_logits(model: HookedGPT, hf: Any, limit: float = 1e-5) -> None:
     with torch.no_grad():
         got, expected = model(some_tokens()), hf(some_tokens()).logits
     torch.testing.assert_close(got, expected, atol=limit, rtol=limit)
@@ -358,8 +358,8 @@ def write_gguf(
     writer.close()
 
 
-def neox(**changes: Any) -> nn.Module:
-    config = transformers.GPTNeoXConfig(**SHAPE, rotary_pct=0.5, **changes)
+def neox(**changes: Any) -> Any:
+    config = transformers.GPTNeoXConfig(**{**SHAPE, "rotary_pct": 0.5, **changes})
     return stirred(transformers.GPTNeoXForCausalLM, config)
 
 

@@ -69,7 +69,7 @@ def test_gguf_tokenizer(tokenizer: Any):
     assert tokenizer.bos_token_id == 0
     assert tokenizer.eos_token_id == 1
     assert tokenizer.chat_template == "{{ messages }}"
-    gpt2 = gguf_tokenizer(metadata("gpt-2"))
+    gpt2: Any = gguf_tokenizer(metadata("gpt-2"))
     assert gpt2.convert_ids_to_tokens(gpt2("12")["input_ids"]) == ["12"]
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_time_and_memory_of_two_loads(tmp_path: Path):
         assert got["bytes"] < 1.5e9, got
         # Of the processor's time where other work keeps it from us.
         assert min(got["seconds"], got["cpu"]) < most_seconds, got
+
+
+def test_the_page_runs_as_it_stands(model: HookedGPT, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", Path("docs/pretrained.md").read_text(), re.S):
+        exec(block, names)
+    first = names["table"].query("query_pos == 4").iloc[0]
+    assert (first["token"], round(first["baseline"], 2)) == ("\N{OPEN BOX}Paris", 0.77)
+    assert names["table"].attrs["weights"] == model.provenance
+    assert torch.equal(names["same"](names["tokens"]), model(names["tokens"]))
 
 
 def test_provenance(model: HookedGPT):
