@@ -244,8 +244,10 @@ class HookedRoot(HookedRootModule, ABC):
         )
         given = model_args[0] if model_args else kwargs.get("input")
         if isinstance(given, Tensor) and given.ndim > 1:
-            one = given.shape[0] == 1 or not remove_batch_dim
-            require(one, "remove_batch_dim", "used with a batch of one", f"{len(given)} sequences")
+            if remove_batch_dim and len(given) != 1:
+                raise ValueError(
+                    f"remove_batch_dim must be used with a batch of one, got {len(given)} sequences"
+                )
             self.check_wide_cache({name for name, _ in fwd}, *given.shape[:2], pos_slice)
         with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
             out = self(*model_args, **kwargs)

@@ -82,6 +82,9 @@ class RMSNorm(nn.Module):
 class NoNorm(nn.Module):
     """No normalisation: the residual stream as it is."""
 
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Do nothing: there is no parameter."""
+
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
         """Return the residual stream."""
         return residual

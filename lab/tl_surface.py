@@ -154,8 +154,8 @@ class TransformerLensSurface(WeightStacks, ABC):
                 return [self.to_str_tokens(item, prepend_bos) for item in items]
         ids = self.to_tokens(input, prepend_bos) if isinstance(input, str) else input
         ids = torch.as_tensor(ids)
-        one = ids.ndim < 2 or len(ids) == 1
-        require(one, "input", "one sequence of tokens", f"a batch of {len(ids) if ids.ndim else 1}")
+        if ids.ndim > 1 and len(ids) != 1:
+            raise ValueError(f"input must be one sequence of tokens, got a batch of {len(ids)}")
         return [self.to_string(int(token)) for token in ids.reshape(-1)]
 
     def to_single_token(self, string: str | int) -> int:
@@ -167,7 +167,8 @@ class TransformerLensSurface(WeightStacks, ABC):
         if isinstance(string, int):
             return string
         ids = self._encode(string)
-        require(len(ids) == 1, f"{quoted(string)}", "a single token", f"{len(ids)} tokens")
+        if len(ids) != 1:
+            raise ValueError(f"{quoted(string)} must be a single token, got {len(ids)} tokens")
         return ids[0]
 
     def to_single_str_token(self, int_token: int) -> str:
@@ -192,9 +193,11 @@ class TransformerLensSurface(WeightStacks, ABC):
         """
         require_choice("mode", mode, ("first", "last"))
         ids = self.to_tokens(input, prepend_bos)
-        require(len(ids) == 1, "input", "one sequence of tokens", f"a batch of {len(ids)}")
+        if len(ids) != 1:
+            raise ValueError(f"input must be one sequence of tokens, got a batch of {len(ids)}")
         found = (ids[0] == self.to_single_token(single_token)).nonzero().flatten().tolist()
-        require(bool(found), "input", f"a sequence with {quoted(single_token)}", "one without it")
+        if not found:
+            raise ValueError(f"input must hold {quoted(single_token)}, got a sequence without it")
         return found[0 if mode == "first" else -1]
 
     # Directions and labels --------------------------------------------------------------------
