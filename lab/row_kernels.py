@@ -151,11 +151,7 @@ def tiled_kernel(
     for start in range(0, n_rows, step):
         rows = slice(start, min(start + step, n_rows))
         stop = rows.stop if causal else n_key
-        scores = einsum(
-            q[:, :, rows] * scale,
-            k[:, :, :stop],
-            "batch head q d, batch head k d -> batch head q k",
-        )
+        scores = (q[:, :, rows] * scale) @ k[:, :, :stop].mT
         if causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
             scores = scores.masked_fill(later.triu(start + 1), -math.inf)

@@ -18,11 +18,17 @@ from probes.registry import PROBES, load_function
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-def model_with_logits(spread: float, dtype: torch.dtype, batch: Batch) -> HookedGPT:
+DESIGNS: dict[str, dict] = {
+    "a key head each": {},
+    "shared key heads": {"n_key_value_heads": 2, "positional_embedding_type": "rotary"},
+    "pruned": {"n_key_value_heads": 2, "kept_heads": ((0, 2, 3), (1,))},
+}
+
+
+def model_with_logits(design: str, spread: float, dtype: torch.dtype, batch: Batch) -> HookedGPT:
     """Build a model whose scores have this standard deviation in every layer."""
-    config = ModelConfig(
-        n_layers=2, n_heads=4, d_model=32, d_vocab=8, n_ctx=16, initializer_range=0.3
-    )
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_vocab": 8, "n_ctx": 16}
+    config = ModelConfig(**sizes, initializer_range=0.3, **DESIGNS[design])
     model = HookedGPT(config).to(dtype)
     with torch.no_grad():
         for layer, block in enumerate(model.blocks):
@@ -33,8 +39,13 @@ def model_with_logits(spread: float, dtype: torch.dtype, batch: Batch) -> Hooked
 
 def matrices(model: HookedGPT, batch: Batch, kind: str) -> list[Tensor]:
     """Return one kind of matrix of every layer."""
-    _, cache = model.run_with_cache(batch.tokens)
-    return [cache[kind, layer] for layer in range(model.config.n_layers)]
+    found: list[Tensor] = []
+    hooks = [
+        (f"blocks.{layer}.attn.hook_{kind}", lambda x, hook: found.append(x.detach().clone()))
+        for layer in range(model.config.n_layers)
+    ]
+    model.run_with_hooks(batch.tokens, fwd_hooks=hooks)  # a cache refuses a pruned model
+    return found
 
 
 def masses_in(pattern: Tensor, batch: Batch, probe: str) -> Tensor:
@@ -63,9 +74,10 @@ def rows_in(pattern: Tensor) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("spread", [1.0, 10.0, 100.0])
-def test_scores_and_entropies(spread: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("design", DESIGNS)
+def test_scores_and_entropies(design: str, spread: float, dtype: torch.dtype) -> None:
     batch = get_task("reversal", length=6, n_symbols=6).sample(4, seed=2, split="test")
-    model = model_with_logits(spread, dtype, batch)
+    model = model_with_logits(design, spread, dtype, batch)
     scores = matrices(model, batch, "attn_scores")
     largest = max(s[s.isfinite()].abs().max().item() for s in scores)
     limit = LIMITS[dtype] * max(1.0, largest)
