@@ -62,7 +62,8 @@ def vocab_of(model: ReadableModel, vocab: Vocab | None) -> Vocab | None:
     """Return the names of the token ids: the given ones, else those of the model's tokenizer."""
     if vocab is not None or not isinstance(model, Lettered) or model.tokenizer is None:
         return vocab
-    return token_vocab(model.tokenizer)
+    n_ids = model.config.d_vocab if isinstance(model, Configured) else None
+    return token_vocab(model.tokenizer, n_ids)
 
 
 def probe_input(
