@@ -125,8 +125,11 @@ def test_accumulation_gives_the_mean_over_the_whole_batch(tiny_config, name):
     parts = list(train(dataclasses.replace(config, accumulate=4)))
     for one, four in zip(plain, parts, strict=True):
         assert one.loss == pytest.approx(four.loss, abs=1e-6)
-    for got, wanted in zip(parts[-1].model.parameters(), plain[-1].model.parameters(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
+    wanted = dict(plain[-1].model.named_parameters())
+    for weight, got in parts[-1].model.named_parameters():
+        # A softmax does not see b_K: its gradient is rounding noise, which Adam scales up.
+        if not weight.endswith("b_K"):
+            torch.testing.assert_close(got, wanted[weight], rtol=0, atol=1e-6)
 
 
 def test_seeds_are_the_configs_and_no_global_one_is_touched(tiny_config):
