@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.reads import AttentionReads
 from lab.config import ModelConfig
 from lab.model import HookedGPT
+from lab.reads import AttentionReads
 from tests.benchmarks.measuring import duration, largest_difference, peak_memory, take_turns
 from tests.benchmarks.peers import PlainGPT, bridge, copy_into_bridge, gpt2
 
