@@ -12,8 +12,8 @@ from lab.families.registry import FAMILIES
 from lab.model import HookedGPT
 from lab.weights import expected_shapes
 
-FOLD_ERROR = 1e-5
-"""Largest error of a folded bias, as a share of its largest number."""
+FOLD_ERROR = {torch.float64: 1e-10}
+"""Largest error of a folded bias, as a share of its largest number; other dtypes: 1e-5."""
 
 State = dict[str, Tensor]
 
@@ -128,12 +128,11 @@ def fold_output_bias(state: State, config: ModelConfig) -> None:
     solution = torch.linalg.pinv(W_U.T) @ target
     folded = (state["ln_final.b"].double() + solution).to(bias.dtype)
     error = (folded.double() - state["ln_final.b"].double()) @ W_U - target
-    limit = FOLD_ERROR if bias.dtype == torch.float32 else torch.finfo(bias.dtype).eps * 1e4
-    if error.abs().max() > limit * target.abs().max():
+    if error.abs().max() > FOLD_ERROR.get(bias.dtype, 1e-5) * target.abs().max():
         raise ValueError(
             "b_U must be 0 to become a transformers model, which has no output bias, or W_U must "
             f"have full column rank so that ln_final.b can hold it, got d_vocab = {config.d_vocab} "
-            f"with d_model = {config.d_model}; set b_U to 0"
+            f"with d_model = {config.d_model} in {bias.dtype}; set b_U to 0"
         )
     state["ln_final.b"] = folded
 

@@ -5,6 +5,7 @@ A tokenizer is a fast one of transformers. Symbols of tasks are `lab.vocab`'s.
 
 import errno
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,26 +103,34 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     Raises:
         ValueError: An id is outside the vocabulary.
     """
+    found = []
+    for token_id, known in zip(ids, known_bytes(tokenizer, ids), strict=True):
+        if known is None:
+            raise ValueError(f"token id must be from 0 to {len(tokenizer) - 1}, got {token_id}")
+        found.append(known)
+    return found
+
+
+def known_bytes(tokenizer: Any, ids: Sequence[int]) -> Iterator[bytes | None]:
+    """Yield the bytes that each token stands for; None for an id that is no token's."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # one written in Python: all that it can tell
-        return [tokenizer.decode([token_id]).encode() for token_id in ids]
+        yield from (tokenizer.decode([token_id]).encode() for token_id in ids)
+        return
     added = tokenizer.added_tokens_decoder
     byte_level = "ByteLevel" in repr(backend.decoder)
-    known = len(tokenizer)
-    found = []
     for token_id in ids:
-        piece = backend.id_to_token(token_id) if 0 <= token_id < known else None
+        piece = backend.id_to_token(token_id) if token_id >= 0 else None
         if piece is None:
-            raise ValueError(f"token id must be from 0 to {known - 1}, got {token_id}")
-        if token_id in added:
-            found.append(str(added[token_id]).encode())
+            yield None
+        elif token_id in added:
+            yield str(added[token_id]).encode()
         elif byte_level:
-            found.append(bytes_of_piece(piece))
-        elif len(piece) == 6 and piece.startswith("<0x"):  # one byte, in SentencePiece's writing
-            found.append(bytes([int(piece[3:5], 16)]))
+            yield bytes_of_piece(piece)
+        elif re.fullmatch("<0x[0-9A-F]{2}>", piece):  # one byte, in SentencePiece's writing
+            yield bytes([int(piece[3:5], 16)])
         else:
-            found.append(piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
-    return found
+            yield piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
@@ -188,22 +197,30 @@ def shown_letter(letter: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def token_vocab(tokenizer: Any) -> Vocab:
-    """Return the names of a tokenizer's tokens; a Vocab is its own."""
-    return tokenizer if isinstance(tokenizer, Vocab) else TokenVocab(tokenizer)
+def token_vocab(tokenizer: Any, n_ids: int | None = None) -> Vocab:
+    """Return the names of a tokenizer's tokens; a Vocab is its own.
+
+    Args:
+        tokenizer: The tokenizer.
+        n_ids: Name so many ids: a model's vocabulary is often larger. None: the tokenizer's.
+    """
+    if isinstance(tokenizer, Vocab):
+        return tokenizer
+    return TokenVocab(tokenizer, max(n_ids or 0, len(tokenizer)))
 
 
 class TokenVocab(Vocab):
     """The names of a tokenizer's tokens, for everything that shows tokens.
 
-    Tokens that stand for the same bytes are told apart by their ids: `a#17`.
+    Tokens that stand for the same bytes are told apart by their ids (`a#17`), and an id that is no
+    token's is named by itself (`#50300`).
     """
 
     __slots__ = ("tokenizer",)
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Name every token."""
-        names = list(map(shown, token_bytes(tokenizer, range(len(tokenizer)))))
+    def __init__(self, tokenizer: Any, n_ids: int) -> None:
+        """Name every id."""
+        names = [shown(token or b"") for token in known_bytes(tokenizer, range(n_ids))]
         times = Counter(names)
         super().__init__(
             tuple(

@@ -62,11 +62,11 @@ def cached_model(name: str, source_sha256: str, build: Callable[[], HookedGPT]) 
     except RuntimeError as error:
         warn_uncached(error)
         return build()
-    if folder.exists():
-        try:
+    try:
+        if folder.exists():
             return read_cached(folder)
-        except (ValueError, OSError) as error:
-            logger.info("building %s again: %s", name, error)
+    except (ValueError, OSError) as error:
+        logger.info("building %s again: %s", name, error)
     model = build()
     try:
         remove(folder)

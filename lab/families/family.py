@@ -230,10 +230,11 @@ def read_state(
     made: set[str] = set()
     for rule, _ in ruled:
         theirs = tensor(located[rule.theirs])
-        if not theirs.is_floating_point():
+        if theirs.is_meta or not theirs.is_floating_point():
+            got = "no numbers (it is on the meta device)" if theirs.is_meta else theirs.dtype
             raise ValueError(
-                f"{rule.theirs} must be of a floating-point type, got {theirs.dtype}; "
-                "save the model without quantisation"
+                f"{rule.theirs} must be of a floating-point type and in memory, got {got}; "
+                "load the model whole and without quantisation"
             )
         if dtype is None:
             dtype = theirs.dtype if theirs.dtype == torch.float64 else torch.float32

@@ -112,12 +112,12 @@ def test_sentencepiece_tokens():
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     assert token_texts(tokenizer, [2, 3, 4]) == [" a", "a", "\ufffd"]
-    names = TokenVocab(tokenizer).symbols
-    assert names == ("a#0", "b", f"{SPACE}a", "a#3", "\\xe2")
+    names = TokenVocab(tokenizer, 6).symbols
+    assert names == ("a#0", "b", f"{SPACE}a", "a#3", "\\xe2", "#5")
 
 
 def test_a_model_with_a_tokenizer(tokenizer: Any, tmp_path: Path):
-    config = ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=len(tokenizer), n_ctx=16)
+    config = ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=len(tokenizer) + 2, n_ctx=16)
     model = HookedGPT(config)
     model.tokenizer = tokenizer
     model.provenance = "made in a test"
@@ -128,6 +128,7 @@ def test_a_model_with_a_tokenizer(tokenizer: Any, tmp_path: Path):
     assert model.to_str_tokens("hello hello") == ["hello", " hello"]
     assert model.to_single_token(" hello") == tokens[0, 1]
     table = next_token_table(model, tokens, k=1)
+    assert next_token_table(model, tokens, k=len(tokenizer) + 2)["token"].str.contains("#266").any()
     assert table.attrs["weights"] == "made in a test"
     cells = attention_map(model, tokens, layer=0, head=0)
     assert cells["query_token"].unique().tolist() == ["hello", f"{SPACE}hello"]

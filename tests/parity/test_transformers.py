@@ -77,11 +77,6 @@ def theirs(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     return model
 
 
-@pytest.fixture(params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def padded() -> tuple[Tensor, Tensor]:
     """Three sequences: whole, padded on the left, padded on both sides."""
     tokens = torch.randint(0, 40, (3, 12), generator=torch.Generator().manual_seed(4))
@@ -92,6 +87,7 @@ def padded() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.usefixtures("no_float32_casts")
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_logits_and_hidden_states_both_ways(name: str, dtype: torch.dtype, limit: float):
     hf = theirs(name, dtype)
@@ -118,6 +114,7 @@ def test_logits_and_hidden_states_both_ways(name: str, dtype: torch.dtype, limit
     torch.testing.assert_close(again[real], expected.logits[real], atol=limit, rtol=limit)
 
 
+@pytest.mark.parametrize("name", MODELS)
 def test_unpatched_transformers_agrees_in_float32(name: str):
     hf = theirs(name)
     tokens, _ = padded()
@@ -134,6 +131,7 @@ def test_gpt2_agrees_in_float64_as_it_is():
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama, 4 heads a key, biases", "neox, no biases"])
 def test_the_copy_is_a_copy(name: str):
     hf = theirs(name)
     before = {key: tensor.clone() for key, tensor in hf.state_dict().items()}
@@ -147,6 +145,7 @@ def test_the_copy_is_a_copy(name: str):
             assert torch.equal(tensor, before[key]), key
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama, 3 heads a key", "neox"])
 def test_no_global_draws(name: str):
     hf = theirs(name)
     state = torch.get_rng_state()
@@ -227,6 +226,11 @@ def test_own_models_become_transformers_models(name: str):
 def test_what_no_transformers_model_computes(name: str, changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         toy(name, **changes).to_hf()
+
+
+def test_half_precision_folds_no_bias():
+    with pytest.raises(ValueError, match=r"b_U must be 0 .* in torch.bfloat16"):
+        toy("learned positions").bfloat16().to_hf()
 
 
 def test_a_bias_without_a_norm_to_hold_it():
