@@ -73,7 +73,7 @@ class TransformerLensSurface(WeightStacks, ABC):
 
     def to_tokens(
         self,
-        input: str | Sequence[str] | Int[Tensor, "*axes"],
+        input: str | Sequence[str] | Int[Tensor, "*axes"] | Sequence[Int[Tensor, "..."]],
         prepend_bos: bool | None = None,
         *_: Any,
         **__: Any,
@@ -81,7 +81,7 @@ class TransformerLensSurface(WeightStacks, ABC):
         """Return token ids as a batch: [1, pos] of one text or sequence.
 
         Args:
-            input: A text, several of equal length in tokens, or ids.
+            input: A text, ids, or several of either, of equal length in tokens.
             prepend_bos: Put the tokenizer's first token before a text; None: as
                 cfg.default_prepend_bos says.
 
@@ -90,11 +90,14 @@ class TransformerLensSurface(WeightStacks, ABC):
         """
         if isinstance(input, Tensor):
             return input if input.ndim == 2 else input.reshape(1, -1)
-        texts = [input] if isinstance(input, str) else list(input)
-        for text in texts:
-            require(isinstance(text, str), "input", "a tensor of token ids or a text", text)
         first = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
-        rows = [self._encode(text, first) for text in texts]
+        rows: list[list[int]] = []
+        for one in [input] if isinstance(input, str) else input:
+            if isinstance(one, Tensor):
+                rows += one.reshape(-1, one.shape[-1]).tolist()
+                continue
+            require(isinstance(one, str), "input", "a tensor of token ids or a text", one)
+            rows.append(self._encode(one, first))
         lengths = sorted({len(row) for row in rows})
         if len(lengths) != 1:
             raise ValueError(
