@@ -27,6 +27,8 @@ from lab.shapes import HeadVectors, Pattern, RowValue
 
 Cells = Int[Tensor, " cell"] | Int[Tensor, "batch cell"]
 CellValue = Float[Tensor, "batch head cell"]
+ROWS_IN_FLOAT64 = 4_096
+"""Rows of q that are copied to float64 at once."""
 
 
 class AttentionReads:
@@ -98,9 +100,15 @@ class AttentionReads:
         # On sharp heads the two terms nearly cancel, so the difference is taken in float64, which
         # some accelerators do not have.
         wide = lse.dtype if lse.device.type == "mps" else torch.float64
-        mean_score = self.scale * einsum(
-            self.q.to(wide), self.rows.mean_key.to(wide), "b q head d, b q head d -> b head q"
-        )
+        products = [
+            (q.to(wide) * mean_key.to(wide)).sum(dim=-1)
+            for q, mean_key in zip(
+                self.q.split(ROWS_IN_FLOAT64, dim=1),
+                self.rows.mean_key.split(ROWS_IN_FLOAT64, dim=1),
+                strict=True,
+            )
+        ]
+        mean_score = self.scale * torch.cat(products, dim=1).transpose(1, 2)
         return (lse.to(wide) - mean_score).clamp(min=0.0).to(lse.dtype)
 
     def cells(self, query_pos: Cells, key_pos: Cells) -> CellValue:
