@@ -71,14 +71,14 @@ class KeyValueCache:
         if k.requires_grad or v.requires_grad:
             # Autograd needs every state that it has seen: nothing is written into.
             old = new if past is None else past
-            held = tuple(
+            keys, values = (
                 torch.cat([o[:, :, :start], n], dim=2) for o, n in zip(old, new, strict=True)
             )
         else:
-            held = self._with_room(past, new, start, stop)
-            for buffer, n in zip(held, new, strict=True):
+            keys, values = self._with_room(past, new, start, stop)
+            for buffer, n in zip((keys, values), new, strict=True):
                 buffer.narrow(2, start, stop - start).copy_(n)
-        self.layers[layer] = keys, values = held
+        self.layers[layer] = keys, values
         return keys[:, :, :stop].transpose(1, 2), values[:, :, :stop].transpose(1, 2)
 
     def _with_room(

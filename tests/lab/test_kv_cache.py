@@ -14,6 +14,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def fill(cache: KeyValueCache, k: Tensor, v: Tensor, steps: list[int]) -> tuple[Tensor, Tensor]:
+    keys = values = k[:, :0]
     for part_k, part_v in zip(k.split(steps, dim=1), v.split(steps, dim=1), strict=True):
         for layer in range(len(cache.layers)):
             keys, values = cache.extend(layer, part_k, part_v)
