@@ -9,13 +9,15 @@ copy, cut along the axis of positions. None of this computes an activation: that
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint, LensHandle
-from transformer_lens.utilities import Slice, warn_if_mps
+from transformer_lens.utilities.devices import warn_if_mps
+from transformer_lens.utilities.slice import Slice
 
 from lab.config import ModelConfig, require
 from lab.hook_table import (
@@ -181,7 +183,8 @@ class HookedRoot(HookedRootModule, ABC):
         added: list[tuple[HookPoint, LensHandle]] = []
         keep = False
         try:
-            for direction, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
+            directions: tuple[Direction, Direction] = ("fwd", "bwd")
+            for direction, pairs in zip(directions, (fwd_hooks, bwd_hooks), strict=True):
                 for name, hook in pairs:
                     added.extend(
                         (point, point.add_hook(hook, dir=direction, level=level))
@@ -248,7 +251,8 @@ class HookedRoot(HookedRootModule, ABC):
                 raise ValueError(
                     f"remove_batch_dim must be used with a batch of one, got {len(given)} sequences"
                 )
-            self.check_wide_cache({name for name, _ in fwd}, *given.shape[:2], pos_slice)
+            names = {name for name, _ in fwd}
+            self.check_wide_cache(names, given.shape[0], given.shape[1], pos_slice)
         with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
             out = self(*model_args, **kwargs)
             if incl_bwd:
@@ -286,23 +290,15 @@ class HookedRoot(HookedRootModule, ABC):
         positions = Slice.unwrap(pos_slice)
         self.is_caching = True
 
-        def keeper(key: str, axis: int) -> Callable[..., None]:
-            def keep(tensor: Tensor, *, hook: HookPoint) -> None:
-                kept = tensor.detach()
-                if remove_batch_dim and kept.shape[0] == 1:
-                    kept = kept[0]
-                kept = positions.apply(kept, dim=axis)
-                # A copy, so that nobody's in-place edit changes the cache, on any device.
-                cache[key] = kept.to(kept.device if device is None else device, copy=True)
-
-            return keep
-
         fwd, bwd = [], []
+        where = {"cache": cache, "device": device, "remove_batch_dim": remove_batch_dim}
         for name, point in self.asked(names_filter):
             axis = position_axis(str(point.name))
-            fwd.append((point.name, keeper(name, axis)))
+            # Partials rather than closures, which the tests' type checker would compile each time.
+            keep = partial(keep_copy, axis=axis, positions=positions, **where)
+            fwd.append((point.name, partial(keep, key=name)))
             if incl_bwd:
-                bwd.append((point.name, keeper(f"{name}_grad", axis)))
+                bwd.append((point.name, partial(keep, key=f"{name}_grad")))
         return cache, fwd, bwd
 
     def add_caching_hooks(
@@ -321,9 +317,10 @@ class HookedRoot(HookedRootModule, ABC):
         cache, fwd, bwd = self.get_caching_hooks(
             names_filter, incl_bwd, device, remove_batch_dim, cache
         )
-        for direction, pairs in (("fwd", fwd), ("bwd", bwd)):
-            for name, hook in pairs:
-                self.hook_point(name).add_hook(hook, dir=direction)
+        for name, hook in fwd:
+            self.hook_point(name).add_hook(hook, dir="fwd")
+        for name, hook in bwd:
+            self.hook_point(name).add_hook(hook, dir="bwd")
         return cache
 
     def asked(self, names_filter: NamesFilter) -> list[tuple[str, HookPoint]]:
@@ -372,7 +369,7 @@ class HookedRoot(HookedRootModule, ABC):
     def _bytes_of(
         self, names: set[str], batch: int, n_pos: int, pos_slice: Any, n_key: int | None
     ) -> int:
-        kept = len(Slice.unwrap(pos_slice).indices(n_pos))
+        kept = Slice.unwrap(pos_slice).indices(n_pos).size
         n_key = n_pos if n_key is None else n_key
         numbers = sum(numbers_kept(name, self.config, batch, kept, n_key) for name in names)
         return numbers * self.cfg.dtype.itemsize
@@ -405,6 +402,26 @@ def named(names_filter: str | Sequence[str]) -> list[str]:
     for name in names:
         require(isinstance(name, str), "names_filter", "names of hooks", name)
     return names
+
+
+def keep_copy(
+    tensor: Tensor,
+    *,
+    hook: HookPoint,
+    cache: dict[str, Tensor],
+    key: str,
+    axis: int,
+    positions: Slice,
+    device: Any,
+    remove_batch_dim: bool,
+) -> None:
+    """Put some positions of an activation into a cache: a hook, once the rest is bound."""
+    kept = tensor.detach()
+    if remove_batch_dim and kept.shape[0] == 1:
+        kept = kept[0]
+    kept = positions.apply(kept, dim=axis)
+    # A copy, so that nobody's in-place edit changes the cache, on any device.
+    cache[key] = kept.to(kept.device if device is None else device, copy=True)
 
 
 def remove_hook(point: HookPoint, handle: LensHandle) -> None:

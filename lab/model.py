@@ -424,7 +424,7 @@ class HookedGPT(TransformerLensSurface):
         """Draw every parameter anew, from PyTorch's global generator unless another is given."""
         for module in list(self.modules())[1:]:
             if any(True for _ in module.parameters(recurse=False)):
-                module.reset_parameters(generator)
+                module.reset_parameters(generator)  # pyright: ignore[reportCallIssue]
 
     def forward(
         self,

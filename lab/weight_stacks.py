@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import FactoredMatrix
 from transformer_lens.model_bridge.composition_scores import CompositionScores
-from transformer_lens.utilities import composition_scores
+from transformer_lens.utilities.matrix import composition_scores
 
 from lab.config import require_choice
 from lab.hooked_root import HookedRoot

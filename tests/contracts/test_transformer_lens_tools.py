@@ -56,8 +56,8 @@ class TestDetectHead:
     ) -> None:
         """TransformerLens PR #1745: kwargs of a list were dropped, a caller's cache was masked."""
         prompts = [tokens, tokens.flip(1)]
-        options: dict[str, object]
-        for options in ({"error_measure": "abs"}, {"exclude_bos": True}, {}):
+        choices: list[dict[str, object]] = [{"error_measure": "abs"}, {"exclude_bos": True}, {}]
+        for options in choices:
             if tool_model.config.attention_dir == "bidirectional" and "error_measure" in options:
                 with pytest.raises(AssertionError):  # it asks for a causal pattern
                     detect_head(tool_model, tokens, self.KINDS[0], **options)

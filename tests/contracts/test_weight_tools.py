@@ -240,7 +240,7 @@ class TestInitialWeights:
                 with torch.no_grad():
                     for parameter in own:
                         parameter.fill_(7.0)
-                module.reset_parameters()
+                module.reset_parameters()  # pyright: ignore[reportCallIssue]
                 assert not any((parameter == 7.0).any() for parameter in own)
 
 
