@@ -70,6 +70,12 @@ def model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> 
     return build(request.param)
 
 
+@pytest.fixture(params=ARCHITECTURES)
+def live_model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> "HookedGPT":
+    """One model of every architecture: of one layer, which has every kind of hook, but for two."""
+    return build(request.param, n_layers=2 if request.param in FOR_TOOLS[:3:2] else 1)
+
+
 @pytest.fixture(params=FOR_TOOLS)
 def tool_model(request: pytest.FixtureRequest, build: Callable[..., "HookedGPT"]) -> "HookedGPT":
     """A smaller model of those architectures that TransformerLens's tools run on, one by one."""

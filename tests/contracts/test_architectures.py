@@ -44,13 +44,13 @@ def same(x: Tensor, hook: HookPoint) -> Tensor:
 
 
 @pytest.mark.usefixtures("as_a_user")  # a thousand runs, whose shapes all other tests check
-def test_every_hook_is_live(model: HookedGPT) -> None:
+def test_every_hook_is_live(live_model: HookedGPT) -> None:
     """TransformerLens #1526, #1527: edits to some hooks were ignored.
 
     Noise at any hook changes the logits; handing on what came changes no bit of the same path
     with the same flags, and nothing but rounding of the fused one.
     """
-    tokens = some_tokens(2, 6)
+    model, tokens = live_model, some_tokens(2, 6)
     plain = model(tokens)
     in_steps: dict[str | None, Tensor] = {}
     shared = model.config.kv_heads != model.config.n_heads

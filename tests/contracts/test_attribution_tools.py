@@ -287,16 +287,18 @@ class TestInterchange:
             assert torch.equal(value, before[name])
         assert all(parameter.requires_grad for parameter in tool_model.parameters())
 
-    def test_reinitialised_models_are_untrained_and_independent(self, model: HookedGPT) -> None:
+    def test_reinitialised_models_are_untrained_and_independent(
+        self, tool_model: HookedGPT
+    ) -> None:
         state = torch.get_rng_state()
-        trained = {name: value.clone() for name, value in model.named_parameters()}
-        one, same, other = (reinitialized(model, seed) for seed in (1, 1, 2))
+        trained = {name: value.clone() for name, value in tool_model.named_parameters()}
+        one, same, other = (reinitialized(tool_model, seed) for seed in (1, 1, 2))
         assert torch.equal(torch.get_rng_state(), state)
         for (name, parameter), again, apart in zip(
             one.named_parameters(), same.parameters(), other.parameters(), strict=True
         ):
             assert torch.equal(parameter, again)
-            assert torch.equal(dict(model.named_parameters())[name], trained[name])
+            assert torch.equal(dict(tool_model.named_parameters())[name], trained[name])
             kind = name.rpartition(".")[2]
             if kind.startswith("W_"):
                 assert not torch.equal(parameter, apart)
@@ -304,4 +306,4 @@ class TestInterchange:
             else:
                 assert set(parameter.flatten().tolist()) == {1.0 if kind == "w" else 0.0}
         wide = torch.cat([p.flatten() for n, p in one.named_parameters() if ".W_" in n])
-        assert wide.std().item() == pytest.approx(0.3, rel=0.03)
+        assert wide.std().item() == pytest.approx(0.3, rel=0.05)

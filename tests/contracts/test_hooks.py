@@ -42,8 +42,9 @@ class TestLife:
     """When hooks begin and end to act."""
 
     @pytest.mark.usefixtures("as_a_user")
-    def test_an_error_leaves_no_hook_a_thousand_times(self, gpt2: HookedGPT) -> None:
+    def test_an_error_leaves_no_hook_a_thousand_times(self, build: Built) -> None:
         """TransformerLens PR #156: hooks survived an exception in run_with_hooks."""
+        gpt2 = build("gpt2", n_layers=1)
         tokens = torch.tensor([[1, 2]])
         before = gpt2(tokens)
         names = list(gpt2.hook_dict)
