@@ -5,12 +5,13 @@ named, so that `headlab --help` is there at once.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from apps.console import one_line, say
+from apps.console import in_bytes, one_line, say
 from lab.naming import unknown_name
 
 EXIT_ERROR = 2
@@ -155,7 +156,7 @@ def what_a_person_can_mend(error: Exception) -> str | None:
     text = one_line(str(error))
     if isinstance(error, MemoryError) or is_out_of_memory(text, error):
         return (
-            f"model and batch must fit into memory, got {text or 'too little'}; "
+            f"model and batch must fit into memory, got {wanted_memory(text)}; "
             "make the model, the length or --batch-size smaller"
         )
     if isinstance(error, RuntimeError):
@@ -164,6 +165,21 @@ def what_a_person_can_mend(error: Exception) -> str | None:
         place = "" if error.filename is None else f" at {one_line(repr(str(error.filename)))}"
         return f"files must be readable and writable, got {error.strerror!r}{place}"
     return text or type(error).__name__
+
+
+def wanted_memory(text: str) -> str:
+    """Return what an allocator says that it could not give, in one measure.
+
+    >>> wanted_memory("DefaultCPUAllocator: you tried to allocate 41339060224 bytes. Error code 12")
+    'too little for 41.3 GB at once'
+    >>> wanted_memory("")
+    'too little'
+    """
+    found = re.search(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[kKMG]i?B)", text)
+    if found is None:
+        return "too little"
+    unit = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}[found[2][0].lower()]
+    return f"too little for {in_bytes(int(float(found[1]) * unit))} at once"
 
 
 def is_out_of_memory(text: str, error: Exception) -> bool:

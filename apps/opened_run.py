@@ -6,10 +6,10 @@ Torch is imported when a model is loaded, never with this module.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from apps.console import grouped
+from apps.console import grouped, remark
 from lab.config import require_whole
-from lab.manifest import read_manifest
-from lab.naming import parse_head
+from lab.manifest import MANIFEST, read_manifest
+from lab.naming import bare, parse_head
 from lab.runs import WEIGHTS, Run, open_run
 
 if TYPE_CHECKING:
@@ -105,9 +105,21 @@ def open_for_measuring(
     from lab.tasks.registry import get_task
 
     model = load_model(run.path, device=str(pick_device(device)), step=checkpoint)
+    remark_on_missing_files(run)
     config = run.config
     task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
     return OpenedRun(run=run, model=model, task=task, step=step)
+
+
+def remark_on_missing_files(run: Run) -> None:
+    """Say which files a complete run has lost, where the question at hand needs none of them."""
+    missing = [name for name in run.files if not (run.path / name).is_file()]
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        remark(
+            f"note: {run.name} must have the files that its {MANIFEST} lists, got none called "
+            f"{bare(missing[0])}{others}; restore the folder from a copy"
+        )
 
 
 def parse_heads(labels: tuple[str, ...]) -> tuple[tuple[int, int], ...]:

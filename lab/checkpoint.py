@@ -26,7 +26,7 @@ from lab.manifest import (
     write_manifest,
 )
 from lab.model import HookedGPT
-from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, open_run, step_name
+from lab.runs import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
 from lab.token_text import saved_tokenizer, write_tokenizer
 from lab.weights import (
     PICKLE_SUFFIXES,
@@ -37,7 +37,6 @@ from lab.weights import (
     weights_bytes,
 )
 
-OPTIMIZER = "optimizer.safetensors"
 TRAINING = "training.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's running means of the gradient and of its square."""

@@ -184,6 +184,12 @@ class ModelConfig:
             )
         if self.rotary_width % 2 or self.rotary_width > self.head_width:
             name = "d_head" if self.rotary_dim is None else "rotary_dim"
+            if self.rotary_dim is None and self.d_head is None:
+                raise ValueError(
+                    f"d_model / n_heads must be even for rotary positions, got {self.d_model} / "
+                    f"{self.n_heads} = {self.rotary_width}; change one of them, or give an even "
+                    "d_head or rotary_dim"
+                )
             raise ValueError(
                 f"{name} must be even for rotary positions and at most d_head = {self.head_width}, "
                 f"got {self.rotary_width}"
@@ -384,6 +390,10 @@ class TrainConfig:
         return cls(**values)
 
 
+HOTTEST = 1e4
+"""Highest temperature: from here on a draw is as good as even, whatever the logits are."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig:
     """How the next token is drawn."""
@@ -399,7 +409,7 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        require_number("temperature", self.temperature, 0.0)
+        require_number("temperature", self.temperature, 0.0, HOTTEST)
         if self.top_k is not None:
             require_whole("top_k", self.top_k, 1)
         if self.top_p is not None:

@@ -7,6 +7,7 @@ process has a writer. What a finished run offers to its readers is `lab.runs`'s.
 import contextlib
 import dataclasses
 import datetime
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,33 @@ def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
         )
     # Where a run continues is free; what it computes is not.
     given = dataclasses.replace(config, device=run.config.device)
-    for field in dataclasses.fields(TrainConfig):
-        got, had = getattr(given, field.name), getattr(run.config, field.name)
-        if got != had:
-            raise ValueError(
-                f"config must be the run's own to resume it, got {field.name} {got} where "
-                f"{run.name!r} has {had}; leave it as it was or choose another name"
-            )
-    return run.steps[-1]
+    changed = differences(given.to_dict(), run.config.to_dict())
+    if changed:
+        got = ", ".join(f"{name} {one}" for name, (one, _) in changed.items())
+        had = ", ".join(str(other) for _, other in changed.values())
+        raise ValueError(
+            f"config must be the run's own to resume it, got {got} where {run.name!r} has {had}; "
+            "leave it as it was or choose another name"
+        )
+    with hold(run_dir):  # one that another process writes is refused before anything is said
+        return run.steps[-1]
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], under: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Return the values that differ between two mappings of the same keys, by dotted name.
+
+    >>> differences({"steps": 3, "model": {"seed": 0}}, {"steps": 3, "model": {"seed": 1}})
+    {'model.seed': (0, 1)}
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in one.items():
+        if isinstance(value, Mapping):
+            found |= differences(value, other[name], f"{under}{name}.")
+        elif value != other[name]:
+            found[f"{under}{name}"] = (value, other[name])
+    return found
 
 
 def check_end(run: Run) -> None:
@@ -107,6 +127,7 @@ class RunWriter:
         self.run_dir = run_dir
         self.config = config
         self._held = contextlib.ExitStack()
+        self._created = False
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -127,8 +148,15 @@ class RunWriter:
             (folder / CONFIG).write_bytes(to_json(described))
             (folder / METRICS).write_text(HEADER, encoding="ascii")
             save_checkpoint(folder, self.config, 0, model, optimizer)
+        self._created = True
         self._held.enter_context(hold(self.run_dir))
         self._open_metrics()
+
+    def discard(self) -> None:
+        """Remove a run that this writer has created; one that was there before stays."""
+        if self._created:
+            self._held.close()
+            shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def resume(self) -> int:
         """Take the folder over and return the step of its last checkpoint.

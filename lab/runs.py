@@ -32,13 +32,15 @@ from lab.manifest import (
     verified,
     write_manifest,
 )
-from lab.naming import unknown_name
+from lab.naming import bare, quoted, unknown_name
 
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 METRICS = "metrics.csv"
+OPTIMIZER = "optimizer.safetensors"
+"""The file of a checkpoint without which training cannot go on from it."""
 CHECKPOINTS = "checkpoints"
 METRIC_COLUMNS = (
     "step",
@@ -102,8 +104,19 @@ class Run:
 
 
 def runs_home() -> Path:
-    """Return where runs live: $HEADLAB_HOME, or ./artifacts."""
-    return Path(os.environ.get("HEADLAB_HOME") or "artifacts")
+    """Return where runs live: $HEADLAB_HOME, or ./artifacts.
+
+    Raises:
+        ValueError: If that is a file, or a place in one.
+    """
+    home = Path(os.environ.get("HEADLAB_HOME") or "artifacts")
+    there = next((place for place in (home, *home.parents) if place.exists()), home)
+    if there.exists() and not there.is_dir():
+        raise ValueError(
+            f"home of runs must be a folder, got {quoted(str(home))}, where {bare(str(there))} is "
+            "a file; let HEADLAB_HOME name a folder"
+        )
+    return home
 
 
 def step_name(step: int) -> str:
@@ -124,6 +137,14 @@ def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
         if match and path.name == step_name(int(match[1])) and is_within(path, run_dir):
             steps.append(int(match[1]))
     return tuple(sorted(steps))
+
+
+def can_go_on(run_dir: Path) -> bool:
+    """Tell whether the last checkpoint in a folder holds a training state, damaged or not."""
+    steps = checkpoint_steps(run_dir)
+    if not steps:
+        return False
+    return is_file_within(run_dir / CHECKPOINTS / step_name(steps[-1]) / OPTIMIZER, run_dir)
 
 
 def check_run_name(name: str) -> None:
@@ -180,10 +201,13 @@ def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: boo
         if given not in run_names(home):  # else read_run says what it lacks
             raise ValueError(unknown_name("run", given, run_names(home)))
     if not unfinished and not is_file_within(path / MANIFEST, path):
-        raise ValueError(
-            f"run must be complete, got {path.name!r}, which stopped before its end; "
-            "train it to the end with --resume"
+        way_out = (
+            "which stopped before its end; train it to the end with --resume"
+            if can_go_on(path)
+            else f"which has no {MANIFEST} and nothing that training could go on from; restore the "
+            "folder from a copy"
         )
+        raise ValueError(f"run must be complete, got {path.name!r}, {way_out}")
     return read_run(path)
 
 

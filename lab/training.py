@@ -77,6 +77,7 @@ def train(
     task = task_of(config)
     check_memory(config)
     device = pick_device(config.device)
+    check_batch(config, task, device)
     processes = join_processes(device)
     if device.type == "cuda" and processes.count > 1:
         device = torch.device("cuda", processes.local_index)
@@ -125,6 +126,25 @@ def check_memory(config: TrainConfig) -> None:
             "make its widths, its vocabulary or n_layers smaller"
         )
 
+def check_batch(config: TrainConfig, task: Task, device: torch.device) -> None:
+    """Raise ValueError if a step's numbers alone are more than this machine's memory.
+
+    Only what is sure is counted, the logits with their gradient and the stream after each layer;
+    a batch that just passes may still be too large. What a GPU holds, its driver says.
+    """
+    there = machine_memory()
+    if there is None or device.type != "cpu":
+        return
+    numbers = 2 * config.model.vocab_out + config.model.n_layers * config.model.d_model
+    sequences = config.batch_size // config.accumulate
+    needed = 4 * numbers * sequences * task.n_tokens
+    if needed > there:
+        raise ValueError(
+            f"batch must fit into memory, got {sequences} sequences of {task.n_tokens} tokens at "
+            f"once, which take {needed / 1e9:.0f} GB in training where this machine has "
+            f"{there / 1e9:.0f} GB; make batch_size smaller or accumulate larger"
+        )
+
 
 def training_steps(
     config: TrainConfig,
@@ -154,6 +174,11 @@ def training_steps(
         except (GeneratorExit, KeyboardInterrupt):
             if writer is not None and intact:
                 writer.checkpoint(done, trainer.model, trainer.optimizer)
+            raise
+        except (RuntimeError, MemoryError):
+            # A first step that no memory holds leaves nothing to go on from.
+            if writer is not None and done == 0:
+                writer.discard()
             raise
 
 

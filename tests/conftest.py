@@ -7,6 +7,7 @@ installed only after this file has been read, and it refuses modules that are lo
 import dataclasses
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ import torch
 from filelock import FileLock
 
 torch.set_num_threads(1)
+# Under nohup, or in the background of a script, SIGINT is ignored, and every process started from
+# here would inherit that: tests that press Ctrl-C are about a person at a terminal.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # A shared machine makes any deadline on a single example meaningless.
 hypothesis.settings.register_profile("headlab", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("headlab")

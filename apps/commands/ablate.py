@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from apps.commands.arguments import CheckpointStep, Device, RunName, SequenceCount, fill_in
+from apps.commands.arguments import (
+    CheckpointStep,
+    Device,
+    RunName,
+    SequenceCount,
+    fill_in,
+    require_named,
+)
 from apps.console import grouped, say, say_table
 from apps.opened_run import SEQUENCES, OpenedRun, open_for_measuring, parse_heads
 from lab.naming import head_label
@@ -59,6 +66,7 @@ class AblateForm:
 def run_ablate(arguments: list[str]) -> int:
     """Print what the ablation of some heads, or of each in turn, does to loss and accuracy."""
     form = fill_in(AblateForm, arguments, command="ablate", about=ABOUT)
+    require_named(arguments, "--heads", form.heads, "L0H1")
     heads = parse_heads(form.heads)
     opened = open_for_measuring(
         form.run, checkpoint=form.checkpoint, sequences=form.sequences, device=form.device

@@ -1,14 +1,18 @@
 """What several commands ask for in the same words, and how a form is filled in from arguments."""
 
+import contextlib
+import io
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
 
 from apps.console import say
+from apps.usage_errors import said_in_one_line
 from lab.manifest import MANIFEST
 from lab.runs import CHECKPOINTS
 
@@ -62,19 +66,44 @@ def fill_in(
         default: A filled form whose values stand where the arguments say nothing.
 
     Raises:
-        SystemExit: After --help (code 0), or a wrong flag, explained on stderr (code 2).
+        SystemExit: After --help (code 0).
+        ValueError: A flag is unknown, a value missing, surplus or of the wrong kind.
     """
     if asks_for_help(arguments):
         say(f"{about.strip()}\n")
     prog = f"headlab {command}"
-    if default is None:
-        return tyro.cli(form, prog=prog, args=arguments, description="")
-    return tyro.cli(form, prog=prog, args=arguments, description="", default=default)
+    given: dict[str, Any] = {} if default is None else {"default": default}
+
+    def flags() -> list[str]:
+        text = io.StringIO()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
+            tyro.cli(form, prog=prog, args=["--help"], description="", **given)
+        return re.findall(r"--[a-z][a-z0-9.-]*", text.getvalue())
+
+    with said_in_one_line(prog, arguments, flags):
+        return tyro.cli(form, prog=prog, args=arguments, description="", **given)
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Tell whether --help is among the arguments."""
     return "-h" in arguments or "--help" in arguments
+
+
+def gives(arguments: Sequence[str], flag: str) -> bool:
+    """Tell whether the arguments give a flag, in either spelling.
+
+    >>> gives(["--model.n_ctx=64"], "--model.n-ctx")
+    True
+    """
+    return any(a.split("=")[0].replace("_", "-") == flag for a in arguments)
+
+
+def require_named(arguments: Sequence[str], flag: str, names: Sequence[str], example: str) -> None:
+    """Raise ValueError if a flag that lists names is given without one."""
+    if gives(arguments, flag) and not names:
+        raise ValueError(
+            f"{flag} must name at least one, got none; write {flag} {example}, or leave it out"
+        )
 
 
 def listed(entries: Sequence[tuple[str, str]]) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from apps.commands.arguments import CheckpointStep, Device, RunName, fill_in
+from apps.commands.arguments import CheckpointStep, Device, RunName, fill_in, require_named
 from apps.console import one_line, say_facts
 from apps.opened_run import open_for_measuring, parse_heads
 from lab.config import SampleConfig
@@ -53,6 +53,7 @@ class GenerateForm:
 def run_generate(arguments: list[str]) -> int:
     """Print a prompt, what the run answers, and what is right."""
     form = fill_in(GenerateForm, arguments, command="generate", about=ABOUT)
+    require_named(arguments, "--ablate", form.ablate, "L0H1")
     heads = parse_heads(form.ablate)
     opened = open_for_measuring(form.run, checkpoint=form.checkpoint, device=form.device)
     from lab.generation import generate

@@ -14,6 +14,7 @@ from apps.commands.arguments import (
     check_out,
     fill_in,
     listed,
+    require_named,
 )
 from apps.console import grouped, say, say_facts
 from apps.head_table import say_head_table
@@ -60,6 +61,7 @@ class ProbeForm:
 def run_probe(arguments: list[str]) -> int:
     """Print the head table of a run, and write it where asked."""
     form = fill_in(ProbeForm, arguments, command="probe", about=ABOUT)
+    require_named(arguments, "--probes", form.probes, PROBES[0].name)
     names = form.probes or None
     choose_probes(names, has_sources=True)
     if form.out is not None:

@@ -65,6 +65,10 @@ def run_prune(arguments: list[str]) -> int:
     opened.ablation(heads)  # says which head is unknown before the work
     name = free_name(opened.run.name) if form.name is None else form.name
     check_run_name(name)
+    if (runs_home() / name).exists():
+        raise ValueError(
+            f"--name must be new, got {name!r}, which exists in {runs_home()}; choose another"
+        )
     from probes.ablation import mean_reference
     from probes.pruned_run import export_pruned_run
 

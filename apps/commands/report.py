@@ -8,6 +8,7 @@ from tyro.conf import arg
 
 from apps.commands.arguments import RunName, check_out, fill_in
 from apps.console import remark, say_facts
+from apps.opened_run import remark_on_missing_files
 from lab.runs import Run, open_run
 
 REPORT = "report.html"
@@ -51,5 +52,6 @@ def report_run(run: Run, out: Path | None = None) -> Path:
     """Write the report of a run, into its own folder unless told otherwise; return its page."""
     from probes.report import write_report
 
+    remark_on_missing_files(run)
     remark(f"writing the report of {run.name} ...")
     return write_report(run, out) / REPORT

@@ -12,7 +12,9 @@ from lab.runs import (
     CHECKPOINTS,
     CONFIG,
     METRICS,
+    OPTIMIZER,
     Run,
+    can_go_on,
     checkpoint_steps,
     list_runs,
     runs_home,
@@ -20,9 +22,6 @@ from lab.runs import (
 )
 
 logger = logging.getLogger(__name__)
-
-TRAINING_STATE = "optimizer.safetensors"
-"""The file of a checkpoint without which training cannot go on from it."""
 
 
 ABOUT = """
@@ -51,7 +50,10 @@ def run_runs(arguments: list[str]) -> int:
         say(f"no runs in {home} yet; `headlab demo` makes one in about a minute")
     for name in unfinished_names(home):
         step = checkpoint_steps(home / name)[-1]
-        say(f"{one_line(name)} stopped at step {grouped(step)}: headlab train --resume {name}")
+        if can_go_on(home / name):
+            say(f"{one_line(name)} stopped at step {grouped(step)}: headlab train --resume {name}")
+        else:
+            say(f"{one_line(name)} has lost its {MANIFEST}: restore the folder from a copy")
     return 0
 
 
@@ -85,7 +87,7 @@ def is_resumable(run: Run) -> bool:
     """Tell whether the last checkpoint has what training needs to go on."""
     if not run.steps:
         return False
-    return f"{CHECKPOINTS}/{step_name(run.steps[-1])}/{TRAINING_STATE}" in run.files
+    return f"{CHECKPOINTS}/{step_name(run.steps[-1])}/{OPTIMIZER}" in run.files
 
 
 def unfinished_names(home: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, Suppress, arg
 
-from apps.commands.arguments import asks_for_help, fill_in, listed
+from apps.commands.arguments import asks_for_help, fill_in, gives, listed
 from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
@@ -148,15 +148,6 @@ def run_to_resume(name: str) -> Run:
     if "/" not in name and name not in known:
         raise ValueError(unknown_name("run", name, known))
     return open_run(name, unfinished=True)
-
-
-def gives(arguments: Sequence[str], flag: str) -> bool:
-    """Tell whether the arguments give a flag, in either spelling.
-
-    >>> gives(["--model.n_ctx=64"], "--model.n-ctx")
-    True
-    """
-    return any(a.split("=")[0].replace("_", "-") == flag for a in arguments)
 
 
 def with_one_seed(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:

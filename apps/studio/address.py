@@ -13,6 +13,37 @@ from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, step_name
 Mode = Literal["zero", "mean"]
 MODES: tuple[str, ...] = get_args(Mode)
 
+KEYS: tuple[str, ...] = (
+    "run",
+    "ckpt",
+    "prompt",
+    "T",
+    "abl",
+    "mode",
+    "metric",
+    "head",
+    "click",
+    "place",
+)
+"""What an address may say; `abl` as often as there are heads, the others once."""
+
+MEANT = {
+    "step": "ckpt",
+    "checkpoint": "ckpt",
+    "seq": "prompt",
+    "t": "T",
+    "temp": "T",
+    "temperature": "T",
+    "heads": "abl",
+    "ablate": "abl",
+    "ablated": "abl",
+    "ablation": "abl",
+    "probe": "metric",
+    "probes": "metric",
+    "layer": "head",
+}
+"""Keys that people try, and the ones that they mean."""
+
 HOTTEST = 5.0
 """Largest temperature that the studio offers."""
 
@@ -85,6 +116,43 @@ def clicked_heads(event: object, known: Sequence[str]) -> list[str]:
         if isinstance(point, Mapping)
     ]
     return [head for head in known if head in names]
+
+
+def key_complaints(asked: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return one line for each key of the address that says nothing here, or says it twice.
+
+    >>> key_complaints({"heads": ["L0H1"], "run": ["tiny"]})[0].partition("; ")[0]
+    "unknown key 'heads'"
+    """
+    lines = []
+    for key, values in asked.items():
+        if key not in KEYS:
+            line = unknown_name("key", quoted(key), KEYS)
+            meant = MEANT.get(key.lower())
+            if meant is not None:
+                line = f"{line.partition(' (did you mean')[0]} (did you mean {meant!r}?)"
+            lines.append(line)
+        elif key != "abl" and len(values) > 1:
+            given = ", ".join(ascii(quoted(value)) for value in values)
+            lines.append(f"key {key!r} must be given once, got {given}; the last one counts")
+    return lines
+
+
+def click_complaints(asked: Sequence[str]) -> list[str]:
+    """Return one line if the address says neither true nor false of what a click does."""
+    return complaints("value of 'click'", (value.lower() for value in asked), ("true", "false"))
+
+
+def place_complaints(asked: Sequence[str], last: int) -> list[str]:
+    """Return one line if the address gives a place that the answer does not have.
+
+    >>> place_complaints(["9"], 4)
+    ["place must be a whole number from 1 to 4, got '9'; 1 is used"]
+    """
+    known = [str(place) for place in range(1, last + 1)]
+    wrong = [value for value in asked if value not in known]
+    rule = f"place must be a whole number from 1 to {last}"
+    return [f"{rule}, got {quoted(value)!a}; 1 is used" for value in wrong[-1:]]
 
 
 def complaints(

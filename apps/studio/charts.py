@@ -13,7 +13,7 @@ import pandas as pd
 from lab.naming import head_label
 
 INK = "#16212e"
-FAINT = "#8a97a6"
+MUTED = "#45525f"
 LINE = "#d5dce4"
 BASELINE = "#0072b2"
 ABLATED = "#d55e00"
@@ -35,7 +35,7 @@ def styled(chart: Any, width: float, height: float) -> Any:
         .configure_view(stroke=None)
         .configure_axis(
             labelColor=INK,
-            titleColor=FAINT,
+            titleColor=MUTED,
             titleFontWeight="normal",
             labelFontSize=13,
             titleFontSize=13,
@@ -47,7 +47,7 @@ def styled(chart: Any, width: float, height: float) -> Any:
         )
         .configure_legend(
             labelColor=INK,
-            titleColor=FAINT,
+            titleColor=MUTED,
             labelFontSize=12,
             titleFontSize=13,
             titleFontWeight="normal",

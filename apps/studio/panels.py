@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from apps.studio import charts, loaders, tables, widgets
-from apps.studio.address import View, all_heads, complaints
+from apps.studio.address import View, all_heads, click_complaints, complaints
 from lab.naming import head_label
 
 Columns = list[tuple[str, str, dict[str, float]]]
@@ -39,7 +39,8 @@ def header(view: View, *, clicks_always_ablate: bool) -> Scene | None:
     probes = {probe["name"]: probe for probe in screen["probes"]}
     widgets.unknown_in_address(
         complaints("head", widgets.asked("head"), heads)
-        + complaints("probe", widgets.asked("metric"), list(probes)),
+        + complaints("probe", widgets.asked("metric"), list(probes))
+        + click_complaints(widgets.asked("click")),
         "notice_page",
     )
     facts(view, screen)

@@ -21,6 +21,7 @@ from apps.studio.address import (
     all_steps,
     clicked_heads,
     complaints,
+    key_complaints,
     temperature_complaints,
     toggle,
 )
@@ -39,7 +40,8 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
     by_name = {run.name: run for run in runs}
     names = list(by_name)
     first = names.index(preferred) if preferred in by_name else 0
-    wrong = complaints("run", asked("run"), names)
+    wrong = key_complaints({key: asked(key) for key in st.query_params})
+    wrong += complaints("run", asked("run"), names)
     # No format_func on what is bound: the address would carry the formatted words.
     with st.sidebar:
         name = st.selectbox("Run", names, index=first, key="run", bind="query-params")
@@ -120,8 +122,14 @@ def restore_all() -> None:
 
 
 def banner(view: View) -> None:
-    """Say on every page, and while scrolling, that heads are ablated."""
+    """Say on every page, and while scrolling, which heads are ablated.
+
+    It is there when none is, too: a page that moved down at the first click would put another head
+    under the pointer.
+    """
     if not view.ablated:
+        with st.container(key="all_in_place"):
+            st.text("No head is ablated.")
         return
     count = "1 head" if len(view.ablated) == 1 else f"{len(view.ablated)} heads"
     with st.container(key="banner", horizontal=True, vertical_alignment="center"):
@@ -137,9 +145,29 @@ def notice(name: str, title: str, lines: Sequence[str]) -> None:
 
 
 def unknown_in_address(lines: Sequence[str], name: str = "notice_address") -> None:
-    """Name what the address asked for in vain."""
+    """Name what the address asked for in vain, until the person has read it.
+
+    A browser takes wrong values out of the address at once; a notice that went with them would move
+    the page under the pointer.
+    """
+    state = st.session_state
     if lines:
-        notice(name, "The address names what is not here; the default is shown instead:", lines)
+        state[name] = list(lines)
+    shown = state.get(name, [])
+    if not shown or shown == state.get(f"{name}_read"):
+        return
+    with st.container(key=name, horizontal=True, vertical_alignment="center"):
+        title = "The address names what is not here; the default is shown instead:"
+        st.text("\n".join([title, *shown]))
+        st.space("stretch")
+        st.button(
+            "Dismiss", key=f"dismiss_{name}", type="tertiary", on_click=read_notice, args=(name,)
+        )
+
+
+def read_notice(name: str) -> None:
+    """Put a notice away: the callback of its button."""
+    st.session_state[f"{name}_read"] = st.session_state[name]
 
 
 def failure(error: Exception) -> None:

@@ -79,17 +79,23 @@ def test_the_app_answers_at_the_address_and_ends_with_the_command(
         text=True,
         cwd=ROOT,
         env={**os.environ, "HEADLAB_HOME": str(studio_home)},
+        start_new_session=True,
     )
-    assert command.stdout is not None
-    label, address = command.stdout.readline().split()
-    assert label == "app"
-    assert address.startswith("http://127.0.0.1:")
-    assert address.endswith("/?run=tiny")
-    with urllib.request.urlopen(address, timeout=10.0) as page:
-        assert page.status == 200
-    assert command.stdout.readline() == "          Ctrl-C ends it\n"
-    command.send_signal(number)
-    _, err = command.communicate(timeout=20.0)
+    try:
+        assert command.stdout is not None
+        label, address = command.stdout.readline().split()
+        assert label == "app"
+        assert address.startswith("http://127.0.0.1:")
+        assert address.endswith("/?run=tiny")
+        with urllib.request.urlopen(address, timeout=10.0) as page:
+            assert page.status == 200
+        assert command.stdout.readline() == "          Ctrl-C ends it\n"
+        command.send_signal(number)
+        _, err = command.communicate(timeout=20.0)
+    finally:  # whatever failed, also at a time limit: no server is left behind
+        if command.poll() is None:
+            os.killpg(command.pid, signal.SIGKILL)
+            command.communicate()
     assert (command.returncode, err) == (0, "starting the app ...\n")
     port = int(address.split(":")[2].split("/")[0])
     assert app.is_free(port)

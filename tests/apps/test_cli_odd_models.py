@@ -20,8 +20,9 @@ MODELS = {
     "bare": """--model.normalization-type None --model.attn-only --model.d-head 5 --model.n-heads 3
         --model.initializer-range None --n-symbols 62""",
     "llama": """--model.normalization-type RMS --model.gated-mlp --model.act-fn silu
-        --model.n-heads 4 --model.n-key-value-heads 2 --model.positional-embedding-type rotary --model.d-head 4
-        --model.rotary-dim 2 --model.rotary-adjacent-pairs""",
+        --model.n-heads 4 --model.n-key-value-heads 2 --model.d-head 4
+        --model.positional-embedding-type rotary --model.rotary-dim 2
+        --model.rotary-adjacent-pairs""",
     "tied": """--model.tie-word-embeddings --model.positional-embedding-type sinusoidal
         --model.n-heads 2 --model.parallel-attn-mlp --model.act-fn solu_ln --model.d-mlp 7""",
     "odd": "--length 1 --n-symbols 1 --model.n-layers 1 --model.n-heads 1 --model.d-model 7",

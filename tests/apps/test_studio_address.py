@@ -1,14 +1,19 @@
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from apps.studio.address import (
+    KEYS,
     View,
     all_heads,
     all_steps,
+    click_complaints,
     clicked_heads,
     complaints,
+    key_complaints,
+    place_complaints,
     quoted,
     toggle,
     weights_name,
@@ -118,3 +123,36 @@ def test_two_runs_that_share_weights_are_told_apart():
         files={**run.files, "config.json": FileEntry(sha256="d" * 64, bytes=1)},
     )
     assert View(run=run, step=0).identity != View(run=other, step=0).identity
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (
+            {"step": ["abc"]},
+            "unknown key 'step'; choose from T, abl, .* \\(did you mean 'ckpt'\\?\\)",
+        ),
+        ({"heads": ["foo"]}, "unknown key 'heads'; .* \\(did you mean 'abl'\\?\\)"),
+        ({"Probe": ["bar"]}, "unknown key 'Probe'; .* \\(did you mean 'metric'\\?\\)"),
+        ({"promt": ["ab"]}, "unknown key 'promt'; .* \\(did you mean 'prompt'\\?\\)"),
+        ({"x" * 999: [""]}, "unknown key 'x{57}\\.\\.\\.'; choose from T, .*, run"),
+        ({"run": ["a", "b"]}, "key 'run' must be given once, got 'a', 'b'; the last one counts"),
+        ({"run": ["a", "a"]}, "key 'run' must be given once, got 'a', 'a'; the last one counts"),
+    ],
+)
+def test_a_key_that_says_nothing_here_is_named(asked, line):
+    (got,) = key_complaints(asked)
+    assert re.fullmatch(line, got)
+    assert key_complaints({key: ["1"] for key in KEYS} | {"abl": ["L0H0", "L0H1"]}) == []
+
+
+def test_a_click_and_a_place_that_are_none_are_named():
+    assert click_complaints(["maybe"]) == [
+        "unknown value of 'click' 'maybe'; choose from false, true"
+    ]
+    assert click_complaints(["true"]) == click_complaints([]) == place_complaints([], 3) == []
+    for wrong in ("0", "4", "x", "1.0"):
+        assert place_complaints([wrong], 3) == [
+            f"place must be a whole number from 1 to 3, got '{wrong}'; 1 is used"
+        ]
+    assert place_complaints(["1"], 3) == place_complaints(["3"], 3) == []

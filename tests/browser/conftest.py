@@ -72,7 +72,11 @@ def served(home: Path, log: Path) -> Iterator[int]:
         yield port
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        try:
+            server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ PATIENCE = 30 * SECONDS
 COLD_SECONDS = 4.0
 """From an empty profile to the grid; the best of some tries is asserted at twice this."""
 TRIES = 3
+HEADS = ["L0H0", "L0H1", "L1H0", "L1H1"]
 
 expect.set_options(timeout=PATIENCE)
 
@@ -198,6 +199,25 @@ def test_a_head_is_ablated_and_restored_to_the_same_bits(somebody):
     person.banner.get_by_role("button", name="Restore all").click()
     person.expect_ablated([])
     assert person.table.inner_text() == first
+
+
+def test_nothing_moves_when_heads_are_ablated(somebody):
+    """Four heads clicked in a row where they stood at first, also below a notice."""
+    for address in ("?click=true", "?click=true&ckpt=nan&heads=L0H0", "ablate"):
+        person = somebody()
+        person.open(address)
+        expect(person.cells).to_have_count(4)
+        places = [person.cells.nth(i).bounding_box() for i in range(4)]
+        for i, heads in enumerate([["L0H0"], ["L0H0", "L0H1"], ["L0H0", "L0H1", "L1H0"], HEADS]):
+            person.page.mouse.click(
+                places[i]["x"] + places[i]["width"] / 2, places[i]["y"] + places[i]["height"] / 2
+            )
+            expect(person.banner).to_contain_text(f"(zero): {' '.join(heads)}")
+            expect(person.page.locator(f".st-key-grid_{i + 1} svg.marks")).to_be_visible()
+            assert [person.cells.nth(n).bounding_box() for n in range(4)] == places, heads
+        person.banner.get_by_role("button", name="Restore all").click()
+        expect(person.page.get_by_text("No head is ablated.")).to_be_visible()
+        assert [person.cells.nth(n).bounding_box() for n in range(4)] == places
 
 
 def test_a_copied_link_shows_the_same_to_somebody_else(somebody):

@@ -35,6 +35,10 @@ def test_derived_widths() -> None:
         ({"positional_embedding_type": "alibi"}, "unknown positional_embedding_type 'alibi'"),
         ({"positional_embedding_type": "rotary", "d_head": 5}, "d_head must be even for rotary"),
         (
+            {"positional_embedding_type": "rotary", "d_model": 12},
+            "d_model / n_heads must be even for rotary positions, got 12 / 4 = 3; change one",
+        ),
+        (
             {"positional_embedding_type": "sinusoidal", "d_model": 5, "d_head": 4},
             "d_model must be even",
         ),
@@ -69,8 +73,9 @@ def test_training_refusals(changes: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be a number of at least 0, got -1.0"),
-        ({"temperature": math.nan}, "temperature must be a number of at least 0, got nan"),
+        ({"temperature": -1.0}, "temperature must be a number from 0 to 10000, got -1.0"),
+        ({"temperature": 1e308}, r"temperature must be a number from 0 to 10000, got 1e\+308"),
+        ({"temperature": math.nan}, "temperature must be a number from 0 to 10000, got nan"),
         ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
         ({"top_p": 0.0}, "top_p must be more than 0, got 0.0"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from apps.cli import main
+from lab.checkpoint import strip_training_state
 from lab.manifest import seal_folder
 from lab.model import HookedGPT
 
@@ -107,6 +108,47 @@ def test_a_damaged_manifest_is_named(
     )
 
 
+def test_a_finished_run_without_its_manifest_is_offered_only_what_works(
+    home: Path, refusal: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stripped = shutil.copytree(home / "tiny", home / "stripped")
+    strip_training_state(stripped)
+    for name in ("tiny", "stripped"):
+        (home / name / "manifest.json").unlink()
+    assert refusal("probe", "stripped") == (
+        "run must be complete, got 'stripped', which has no manifest.json and nothing that "
+        "training could go on from; restore the folder from a copy"
+    )
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "stripped has lost its manifest.json: restore the folder from a copy",
+        "tiny stopped at step 4: headlab train --resume tiny",
+    ]
+    assert main(["train", "--resume", "tiny", "--no-report"]) == 0
+    assert main(["probe", "tiny", "--sequences", "2"]) == 0
+
+
+@pytest.mark.parametrize("line", ["probe tiny --sequences 2", "generate tiny abc", "report tiny"])
+def test_files_that_nobody_asked_for_are_missed_aloud(
+    line: str,
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("probes.report.write_report", lambda run, out: run.path)
+    assert main(line.split()) == 0
+    assert "note:" not in capsys.readouterr().err
+    shutil.rmtree(home / "tiny" / "checkpoints")
+    assert main(line.split()) == 0
+    note, *_ = capsys.readouterr().err.splitlines()
+    assert note == (
+        "note: tiny must have the files that its manifest.json lists, got none called "
+        "checkpoints/step-000000/config.json and 14 more; restore the folder from a copy"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -182,8 +224,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (
             lambda d: d["train"]["model"].update(n_head=2),
             "<tmp>/home/tiny/config.json: unknown ModelConfig key 'n_head'; choose from act_fn, "
-            "d_head, d_mlp, d_model, d_vocab, eps, initializer_range, kept_heads, n_ctx, n_heads, "
-            "n_layers, positional_embedding_type and 3 more (did you mean 'n_heads'?)",
+            "attention_dir, attn_only, d_head, d_mlp, d_model, d_vocab, d_vocab_out, eps, "
+            "gated_mlp, initializer_range, kept_heads and 12 more (did you mean 'n_heads'?)",
         ),
         (
             lambda d: d["train"].pop("task"),

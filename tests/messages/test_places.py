@@ -191,3 +191,18 @@ def test_a_file_that_does_not_fit_leaves_no_half_and_no_old_one_changed(
     )
     assert set(after[1]) == set(before[1])
     assert [path.name for path in home.iterdir()] == ["tiny"]
+
+
+def test_a_home_that_is_a_file_is_named_by_every_command(
+    tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for home in ("file", "file/in/it"):
+        monkeypatch.setenv("HEADLAB_HOME", str(tmp_path / home))
+        for line in ("runs", "probe tiny", "train reversal", "train --resume tiny", "demo",
+                     "app --run tiny", "prune tiny --heads L0H0"):  # fmt: skip
+            assert refusal(*line.split()) == (
+                f"home of runs must be a folder, got '<tmp>/{home}', where <tmp>/file is a file; "
+                "let HEADLAB_HOME name a folder"
+            )
+    assert (tmp_path / "file").read_text() == "mine"

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from apps.studio import charts, loaders, panels, widgets
-from apps.studio.address import View
+from apps.studio.address import View, place_complaints
 from apps.studio.panels import Scene
 
 
@@ -30,6 +30,8 @@ def next_symbol(scene: Scene) -> None:
     """Compare the probabilities of the next symbol at one place of the answer."""
     coming = loaders.next_tokens(scene.view, loaders.text_on_show(scene.view, scene.screen))
     place, last = 1, len(coming.expected)
+    if last > 1:
+        widgets.unknown_in_address(place_complaints(widgets.asked("place"), last), "notice_place")
     with st.container(horizontal=True, vertical_alignment="center", gap="large"):
         st.subheader("Next symbol", anchor=False, width="content")
         if last > 1:
