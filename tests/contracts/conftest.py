@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -51,8 +52,11 @@ def build() -> Callable[..., "HookedGPT"]:
         from lab.config import ModelConfig
         from lab.model import HookedGPT
 
-        values = {**SIZES, "initializer_range": 0.3, "seed": 1, **ARCHITECTURES[name], **changes}
-        model = HookedGPT(ModelConfig(**values)).double().eval()
+        # Shapes are checked when models run, and building them takes half of a small test.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+            values = {**SIZES, "initializer_range": 0.3, "seed": 1, **ARCHITECTURES[name]}
+            model = HookedGPT(ModelConfig(**{**values, **changes})).double().eval()
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
             for key, parameter in model.named_parameters():

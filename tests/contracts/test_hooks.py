@@ -12,6 +12,8 @@ from lab.hook_table import FLAGGED_HOOKS
 from lab.kv_cache import KeyValueCache
 from lab.model import Attention, HookedGPT
 
+pytestmark = pytest.mark.usefixtures("as_a_user")  # shapes: test_architectures.py
+
 Built = Callable[..., HookedGPT]
 Z = "blocks.0.attn.hook_z"
 
@@ -41,7 +43,6 @@ def set_flags(model: HookedGPT) -> None:
 class TestLife:
     """When hooks begin and end to act."""
 
-    @pytest.mark.usefixtures("as_a_user")
     def test_an_error_leaves_no_hook_a_thousand_times(self, build: Built) -> None:
         """TransformerLens PR #156: hooks survived an exception in run_with_hooks."""
         gpt2 = build("gpt2", n_layers=1)
@@ -201,7 +202,6 @@ class TestCaches:
     """What run_with_cache keeps."""
 
     @pytest.mark.parametrize("kept", [-1, 2, (2, 5), [0, 7], (None, None, 3)])
-    @pytest.mark.usefixtures("as_a_user")
     def test_positions_are_cut_on_their_own_axis(
         self, tool_model: HookedGPT, tokens: Tensor, kept: object
     ) -> None:
@@ -217,7 +217,6 @@ class TestCaches:
             expected = value[:, :, wanted] if matrix else value[:, wanted]
             assert torch.equal(cut[name], expected), name
 
-    @pytest.mark.usefixtures("as_a_user")
     def test_one_sequence_without_its_batch_axis(self, tool_model: HookedGPT) -> None:
         set_flags(tool_model)
         tokens = torch.tensor([[3, 1, 4, 1, 5]])
@@ -230,7 +229,6 @@ class TestCaches:
         with pytest.raises(ValueError, match="remove_batch_dim must be used with a batch of one"):
             tool_model.run_with_cache(tokens.repeat(2, 1), remove_batch_dim=True)
 
-    @pytest.mark.usefixtures("as_a_user")
     def test_gradients_are_those_of_autograd(self, tool_model: HookedGPT, tokens: Tensor) -> None:
         if tool_model.config.kv_heads == tool_model.config.n_heads:
             tool_model.set_use_attn_result(True)
@@ -251,7 +249,6 @@ class TestCaches:
         with pytest.raises(ValueError, match=r"one number to go back from, got shape \[3, 8, 13\]"):
             tool_model.run_with_cache(tokens, incl_bwd=True)
 
-    @pytest.mark.usefixtures("as_a_user")
     def test_an_edit_in_place_changes_no_cache(self, gpt2: HookedGPT, tokens: Tensor) -> None:
         """TransformerLens PR #1187, and ours: cached tensors were views of what came next."""
         with torch.no_grad():
@@ -267,7 +264,6 @@ class TestCaches:
                     torch.testing.assert_close(edited[earlier], kept[earlier], atol=1e-11, rtol=0)
             assert all(torch.equal(before[name], kept[name]) for name in kept)
 
-    @pytest.mark.usefixtures("as_a_user")
     def test_bytes_are_known_beforehand(self, model: HookedGPT, tokens: Tensor) -> None:
         """TransformerLens #659: use_attn_result takes n_heads times the stream."""
         set_flags(model)

@@ -14,6 +14,8 @@ from transformer_lens.tools.training import TrainConfig, train
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 
+pytestmark = pytest.mark.usefixtures("as_a_user")  # shapes: test_architectures.py
+
 
 def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)

@@ -103,6 +103,7 @@ class TestStacks:
             tool_model.accumulated_bias(3)
 
 
+@pytest.mark.usefixtures("as_a_user")
 class TestFolding:
     """fold_ln: the same logits from norms without weights."""
 
@@ -164,6 +165,7 @@ class TestFolding:
         close(model.fold_ln()(tokens), model(tokens))
 
 
+@pytest.mark.usefixtures("as_a_user")
 class TestTools:
     """TransformerLens's tools for weights."""
 
@@ -209,6 +211,7 @@ class TestTools:
         assert found.shape == (13, 1, 1)
 
 
+@pytest.mark.usefixtures("as_a_user")
 class TestInitialWeights:
     """reset_parameters, as PyTorch's own modules have it."""
 
