@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.utilities.devices import warn_if_mps
 from transformer_lens.utilities.slice import Slice
 
-from lab.config import ModelConfig, require
+from lab.activations import Activations, describe, keep_copy, named
+from lab.config import ModelConfig
 from lab.hook_table import (
     FLAGGED_HOOKS,
     WIDE_HEAD_HOOKS,
@@ -30,7 +30,6 @@ from lab.hook_table import (
     present_name,
     unknown_hook,
 )
-from lab.naming import quoted, unknown_name
 from lab.tl_config import HookedGPTConfig, PrunedGPTConfig
 
 Direction = Literal["fwd", "bwd"]
@@ -375,62 +374,8 @@ class HookedRoot(HookedRootModule, ABC):
         return numbers * self.cfg.dtype.itemsize
 
 
-class Activations(ActivationCache):
-    """An ActivationCache that also knows the names that HookedTransformer had for the forks."""
-
-    def __getitem__(self, key: Any) -> Tensor:
-        """Return an activation by its name, a shorthand or (name, layer, type).
-
-        Raises:
-            KeyError: It is not in the cache.
-        """
-        try:
-            return super().__getitem__(key)
-        except KeyError as error:
-            name = str(error.args[0])
-        present = present_name(name)
-        if present not in self.cache_dict:
-            raise KeyError(unknown_name("activation", name, self.cache_dict))
-        return self.cache_dict[present]
-
-
-def named(names_filter: str | Sequence[str]) -> list[str]:
-    """Return the names of a filter that is no predicate."""
-    names = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-    if not names:
-        raise KeyError("names_filter must name a hook, got none")
-    for name in names:
-        require(isinstance(name, str), "names_filter", "names of hooks", name)
-    return names
-
-
-def keep_copy(
-    tensor: Tensor,
-    *,
-    hook: HookPoint,
-    cache: dict[str, Tensor],
-    key: str,
-    axis: int,
-    positions: Slice,
-    device: Any,
-    remove_batch_dim: bool,
-) -> None:
-    """Put some positions of an activation into a cache: a hook, once the rest is bound."""
-    kept = tensor.detach()
-    if remove_batch_dim and kept.shape[0] == 1:
-        kept = kept[0]
-    kept = positions.apply(kept, dim=axis)
-    # A copy, so that nobody's in-place edit changes the cache, on any device.
-    cache[key] = kept.to(kept.device if device is None else device, copy=True)
-
-
 def remove_hook(point: HookPoint, handle: LensHandle) -> None:
     """Take one hook off a hook point."""
     handle.hook.remove()
     point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
     point.bwd_hooks = [other for other in point.bwd_hooks if other is not handle]
-
-
-def describe(out: Any) -> str:
-    """Return the shape of a tensor, or what else an output is."""
-    return f"shape {list(out.shape)}" if isinstance(out, torch.Tensor) else quoted(type(out))
