@@ -46,6 +46,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 pre { background: #f3f5f7; border: 1px solid var(--faint); border-radius: 4px; padding: .7rem 1rem;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: .88rem; }
+summary { cursor: pointer; color: var(--blue); }
 td.long { overflow-wrap: anywhere; }
 @media print { body { background: none; font-size: 11px; } thead { display: table-header-group; }
   main { margin: 0; padding: 0; border: 0; max-width: none; } figure, tr { break-inside: avoid; } }
@@ -128,20 +129,20 @@ def head_sections(
     return [
         *parts,
         "<h2>How widely heads look</h2>",
-        "<p>Low lines are heads that pick few tokens; the grey line is the most that a position "
-        "allows. On the right the first token is left out, because many heads rest on it.</p>",
+        "<p>Low entropy is a head that picks few tokens. It is measured a second time with the "
+        "first token left out, because many heads rest on it.</p>",
         figure(figures["entropy"], "Entropy of every head by position"),
         "<h2>What breaks without them</h2>",
         "<p>A head is ablated by putting zeros, or its mean over other sequences, in the place of "
         "its output. A head whose removal changes nothing may still have stand-ins: compare whole "
-        "layers. Whiskers are 95 % intervals over sequences.</p>",
+        f"layers. Whiskers are 95 % intervals over {ablation['n_sequences'].max()} sequences.</p>",
         figure(figures["ablation"], "Change of the loss and of exact match for every ablation"),
         ablation_table(ablation),
         "<h2>All scores</h2>",
         "<p>The rows of <code>heads.csv</code>. <code>kappa</code> is the score corrected for "
         "chance: (score - chance) / (1 - chance). An empty cell is a number that has no "
         "meaning.</p>",
-        data_table(heads),
+        f"<details><summary>{len(heads)} rows</summary>{data_table(heads)}</details>",
     ]
 
 

@@ -17,6 +17,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -57,6 +58,9 @@ LONGEST_TOKEN = 16
 FEW_BARS = 16
 """Up to this many, bars have room for their numbers."""
 
+MANY_BARS = 60
+"""Beyond this many, their names are small print."""
+
 METRIC_LABELS = {
     "loss": "change in loss (nats)",
     "token_accuracy": "change in token accuracy",
@@ -66,7 +70,9 @@ METRIC_LABELS = {
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure on its own canvas, in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    # A title must not touch the edge of a picture that is pasted on a slide.
+    roomy = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=(width, height), layout=roomy)
     FigureCanvasAgg(figure)
     return figure
 
@@ -105,8 +111,8 @@ def plot_head_grid(frame: pd.DataFrame, *, probe: str, ax: Axes | None = None) -
     ax.set_xticks(np.arange(grid.shape[1]) + 0.5, [str(head) for head in grid.columns])
     ax.set_yticks(np.arange(grid.shape[0]) + 0.5, [str(layer) for layer in grid.index])
     ax.set_title(get_probe(probe).title, loc="left", fontsize=11, color=INK, fontweight="bold")
-    ax.set_xlabel("head", color=MUTED)
-    ax.set_ylabel("layer", color=MUTED)
+    ax.set_xlabel("head", color=INK)
+    ax.set_ylabel("layer", color=INK, labelpad=8)
     return ax
 
 
@@ -163,7 +169,7 @@ def plot_attention(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax = own_axes(ax, 1.9 + 0.27 * n_pos, 1.1 + 0.27 * n_pos)
     mesh = draw_cells(ax, grid)
     bar = ax.figure.colorbar(mesh, ax=ax, shrink=0.5, ticks=[0, 0.5, 1])
-    bar.set_label("attention probability", color=MUTED)
+    bar.set_label("attention probability", color=INK)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, colors=INK)
     sources = frame[frame["is_source"]]
@@ -176,8 +182,8 @@ def plot_attention(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_title(
         f"Where head {head_label(layer, head)} looks", loc="left", color=INK, fontweight="bold"
     )
-    ax.set_xlabel("key: the token looked at", color=MUTED)
-    ax.set_ylabel("query: the token that looks", color=MUTED)
+    ax.set_xlabel("key: the token looked at", color=INK)
+    ax.set_ylabel("query: the token that looks", color=INK)
     handles = [Patch(facecolor=HIDDEN, edgecolor=FAINT, label="not visible yet")]
     if len(sources):
         mark = Patch(facecolor="none", edgecolor=ORANGE, linewidth=1.8, label="holds the answer")
@@ -252,8 +258,8 @@ def plot_entropy(frame: pd.DataFrame, *, value: str = "entropy", ax: Axes | None
     )
     title = "Spread of attention" if value == "entropy" else "Spread without the first key"
     ax.set_title(title, loc="left", color=INK, fontweight="bold")
-    ax.set_xlabel("query position", color=MUTED)
-    ax.set_ylabel("entropy (nats)", color=MUTED)
+    ax.set_xlabel("query position", color=INK)
+    ax.set_ylabel("entropy (nats)", color=INK)
     ax.set_xlim(0, rows[-1] if len(rows) > 1 else 1)
     ax.set_ylim(bottom=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -292,12 +298,14 @@ def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None 
     ax.errorbar(places, delta, ends, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3, zorder=3)
     ax.axhline(0.0, color=MUTED, linewidth=1)
     ax.set_xticks(places, names, rotation=0 if len(rows) <= FEW_BARS else 90)
+    if len(rows) > MANY_BARS:
+        ax.tick_params(axis="x", labelsize=5)
     mode = str(rows["mode"].iloc[0])
     gap = "zeros" if mode == "zero" else "its mean"
     ax.set_title(f"Without a head ({gap} instead)", loc="left", color=INK, fontweight="bold")
     if len(rows) <= FEW_BARS:
         label_bars(ax, delta, rows["ci_low"].fillna(0).tolist(), rows["ci_high"].fillna(0).tolist())
-    ax.set_ylabel(METRIC_LABELS[metric], color=MUTED)
+    ax.set_ylabel(METRIC_LABELS[metric], color=INK)
     if metric != "loss":
         ax.set_ylim(-1.15, 0.15 + max(0.0, delta.max()))
     else:

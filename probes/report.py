@@ -26,7 +26,7 @@ from lab.runs import WEIGHTS, Run, update_derived
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
-from probes import plots
+from probes import figures, plots
 from probes.ablation import ablation_sweep, mean_reference
 from probes.entropy import entropy_profile
 from probes.first_screen import best_head, screen_data, sentence_about
@@ -41,6 +41,12 @@ SCHEMA_VERSION = 1
 
 REFERENCE_SEQUENCES = 256
 """Sequences whose mean fills the gap of a head in mean ablations."""
+
+SWEPT = 20_000
+"""Sequences times ablations of a sweep: a model of many heads is ablated on fewer sequences."""
+
+FEWEST_SWEPT = 100
+"""Sequences that every sweep looks at, if there are as many."""
 
 REPEATED = 25
 """Different tokens in a block of the default input of a bare model."""
@@ -203,9 +209,12 @@ def measure(subject: Subject) -> Findings:
     heads = stamped(score_heads(model, batch), subject)
     name = f"{subject.facts['task'] or 'given'}/reference/{len(subject.reference)}"
     reference = mean_reference(model, subject.reference, name=name)
+    config = model.config
+    n_variants = sum(config.n_heads_of(layer) + 1 for layer in range(config.n_layers))
+    swept = batch[: max(FEWEST_SWEPT, SWEPT // n_variants)]
     sweeps = [
-        ablation_sweep(model, batch, "zero"),
-        ablation_sweep(model, batch, "mean", reference=reference),
+        ablation_sweep(model, swept, "zero"),
+        ablation_sweep(model, swept, "mean", reference=reference),
     ]
     ablation = pd.concat(sweeps, ignore_index=True)
     ablation.attrs = sweeps[1].attrs
@@ -240,7 +249,7 @@ def stamped(frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
 
 def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     """Return every file of the report by its name."""
-    figures = {name: plots.png_bytes(f, dpi=120) for name, f in draw_figures(found).items()}
+    drawn = {name: plots.png_bytes(f, dpi=120) for name, f in draw_figures(found).items()}
     tables = {
         "heads.csv": csv_text(found.heads).encode(),
         "heads.parquet": parquet_bytes(found.heads),
@@ -248,7 +257,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         "ablation.csv": csv_text(found.ablation).encode(),
         "ablation.parquet": parquet_bytes(found.ablation),
     }
-    pictures = {f"figures/{name}.png": png for name, png in figures.items()}
+    pictures = {f"figures/{name}.png": png for name, png in drawn.items()}
     config = subject.model.config
     facts = {**subject.facts, "n_layers": config.n_layers, "n_heads": config.n_heads}
     accuracy = dataclasses.asdict(found.accuracy)
@@ -262,7 +271,11 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         accuracy=accuracy,
         sentence=found.sentence,
     )
-    provenance = {**found.ablation.attrs, "n_sequences": len(subject.batch)}
+    provenance = {
+        **found.ablation.attrs,
+        "tokens_sha256": found.heads.attrs["tokens_sha256"],
+        "n_sequences": len(subject.batch),
+    }
     summary = {
         "schema_version": SCHEMA_VERSION,
         "command": subject.command,
@@ -279,7 +292,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         subtitle=subtitle(subject),
         sentence=found.sentence,
         facts=top_facts(subject, found.accuracy),
-        figures=figures,
+        figures=drawn,
         heads=found.heads,
         ablation=found.ablation,
         command=subject.command,
@@ -299,31 +312,13 @@ def draw_figures(found: Findings) -> dict[str, Figure]:
     """Draw the figures of the report; of a model without heads there is none to draw."""
     if found.heads.empty:
         return {}
-    names = list(dict.fromkeys(found.heads["probe"]))
-    n_layers, n_heads = (found.heads[axis].nunique() for axis in ("layer", "head"))
-    across = min(4, len(names), max(1, 20 // max(n_heads, 1)))
-    down = -(-len(names) // across)
-    width = 0.9 + 0.55 * n_heads
-    grids = plots.new_figure(width * across, (1.1 + 0.55 * n_layers) * down)
-    for ax, name in zip(grids.subplots(down, across, squeeze=False).flat, names, strict=False):
-        plots.plot_head_grid(found.heads, probe=name, ax=ax)
-    for ax in grids.axes[len(names) :]:
-        ax.set_axis_off()
-
-    spread = plots.new_figure(12.0, 4.2)
-    for ax, value in zip(spread.subplots(1, 2), ("entropy", "sink_free"), strict=True):
-        plots.plot_entropy(found.entropy, value=value, ax=ax)
-
-    panels = [(metric, mode) for metric in ("loss", "exact_match") for mode in ("zero", "mean")]
-    broken = plots.new_figure(min(24.0, 1.5 + 1.15 * n_layers * (n_heads + 1)), 7.0)
-    for ax, (metric, mode) in zip(broken.subplots(2, 2).flat, panels, strict=True):
-        own = found.ablation[found.ablation["mode"] == mode]
-        plots.plot_ablation(own, metric=metric, ax=ax)
-    drawn = {"heads": grids, "entropy": spread, "ablation": broken}
+    drawn = {
+        "heads": figures.score_grids(found.heads),
+        "entropy": figures.entropy_sheet(found.entropy),
+        "ablation": figures.ablation_panels(found.ablation),
+    }
     if found.attention is not None:
-        n_pos = int(found.attention["query_pos"].max()) + 1
-        drawn["attention"] = plots.new_figure(1.9 + 0.27 * n_pos, 1.1 + 0.27 * n_pos)
-        plots.plot_attention(found.attention, ax=drawn["attention"].add_subplot())
+        drawn["attention"] = figures.attention_sheet(found.attention)
     return drawn
 
 

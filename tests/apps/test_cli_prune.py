@@ -56,7 +56,7 @@ def test_removes_a_layer_and_prints_the_proof(
         (["reversal", "--heads", "L0H9"], "unknown head 'L0H9'; choose from L0H0, L0H1"),
         (["reversal", "--heads", "0.1"], "a head must be written like L0H3, got '0.1'"),
         (["reversl", "--heads", "L0H0"], "(did you mean 'reversal'?)"),
-        (["reversal", "--heads", "L0H0", "--name", "reversal"], "--name must be new, got 'reversal', which exists in "),
+        (["reversal", "--heads", "L0H0", "--name", "reversal"], "--name must be new, got 'rev"),
         (["reversal", "--heads", "L0H0", "--name", "../x"], "run name must be 1 to 100 letters"),
         (
             ["reversal", "--heads", "L0H0", "--checkpoint", "7"],
