@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lab.config import SCHEMA_VERSION, ModelConfig, TrainConfig
 from lab.durable import atomic_dir, hold, to_json
+from lab.families.token_text import saved_tokenizer, write_tokenizer
 from lab.manifest import (
     MANIFEST,
     FileEntry,
@@ -27,7 +28,6 @@ from lab.manifest import (
 )
 from lab.model import HookedGPT
 from lab.runs import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
-from lab.token_text import saved_tokenizer, write_tokenizer
 from lab.weights import (
     PICKLE_SUFFIXES,
     check_header,

@@ -4,7 +4,7 @@ The file reads top to bottom like the model: attend, block, and the forward pass
 between the two ends of `lab.embeddings`. Each activation passes through a HookPoint, named as in
 TransformerLens. A HookPoint with listeners gets the activation computed step by step; without
 listeners the fused kernel of PyTorch does several steps at once. What surrounds the model for
-TransformerLens's tools is in `lab.tl_surface`.
+TransformerLens's tools is in `lab.lens.surface`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +35,8 @@ from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_wei
 from lab.gates import GateTensors, HeadGates
 from lab.initial import draw_parameters
 from lab.kv_cache import KeyValueCache
+from lab.lens.surface import TransformerLensSurface
+from lab.lens.view import HookedGPTConfig
 from lab.mlps import MLP, GatedMLP
 from lab.norms import make_norm
 from lab.positions import (
@@ -47,8 +49,6 @@ from lab.positions import (
 from lab.reads import AttentionReads
 from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
 from lab.taps import listened, tap
-from lab.tl_config import HookedGPTConfig
-from lab.tl_surface import TransformerLensSurface
 
 AttentionPath = Literal["auto", "fused", "explicit"]
 Observer = Callable[[int, AttentionReads], None]
@@ -474,8 +474,8 @@ class HookedGPT(TransformerLensSurface):
         )
 
     def fold_ln(self) -> "HookedGPT":
-        """Return a model of the same logits whose norms have no weights; see lab.folding."""
-        from lab.folding import fold_norms
+        """Return a model of the same logits whose norms have no weights; see lab.lens.folding."""
+        from lab.lens.folding import fold_norms
 
         return fold_norms(self)
 
@@ -489,14 +489,14 @@ class HookedGPT(TransformerLensSurface):
     def from_tl_checkpoint(
         cls, source: str | Path | Mapping[str, Any], cfg: Any, device: str = "cpu"
     ) -> "HookedGPT":
-        """Load an old HookedTransformer; see lab.tl_checkpoint.load_tl_checkpoint."""
-        from lab.tl_checkpoint import load_tl_checkpoint
+        """Load an old HookedTransformer; see lab.lens.old_checkpoint.load_tl_checkpoint."""
+        from lab.lens.old_checkpoint import load_tl_checkpoint
 
         return load_tl_checkpoint(source, cfg, device=device)
 
     def to_boot_native(self) -> Any:
-        """Return it as a TransformerBridge.boot_native; see lab.boot_native.to_boot_native."""
-        from lab.boot_native import to_boot_native
+        """Return it as a TransformerBridge.boot_native; see lab.lens.boot_native.to_boot_native."""
+        from lab.lens.boot_native import to_boot_native
 
         return to_boot_native(self)
 
@@ -522,8 +522,8 @@ class HookedGPT(TransformerLensSurface):
         return from_pretrained(source, tokenizer=tokenizer, device=device, dtype=dtype)
 
     def to_hf(self) -> Any:
-        """Return a transformers model with the same logits; see lab.hugging_face.to_hf."""
-        from lab.hugging_face import to_hf
+        """Return a transformers model with the same logits; see lab.families.hugging_face.to_hf."""
+        from lab.families.hugging_face import to_hf
 
         return to_hf(self)
 

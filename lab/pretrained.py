@@ -1,7 +1,7 @@
 """Models that others trained, as HookedGPTs: by name, from a file, a folder or memory.
 
 Nothing is ever downloaded. What each family's weights mean is `lab.families`'s; the way back is
-`lab.hugging_face`'s.
+`lab.families.hugging_face`'s.
 """
 
 import importlib.util
@@ -15,12 +15,12 @@ from torch import nn
 
 from lab.durable import file_sha256
 from lab.families.family import read_state
-from lab.foreign import Foreign, live_model, model_folder, sharper
-from lab.gguf_file import gguf_model, open_gguf
+from lab.families.foreign import Foreign, live_model, model_folder, sharper
+from lab.families.gguf_file import gguf_model, open_gguf
+from lab.families.token_text import adds_bos, gguf_tokenizer, read_tokenizer
+from lab.families.weight_cache import assembled, cached_model
 from lab.model import HookedGPT
 from lab.naming import quoted, unknown_name
-from lab.token_text import adds_bos, gguf_tokenizer, read_tokenizer
-from lab.weight_cache import assembled, cached_model
 from lab.weights import refuse_pickle
 
 OFFER = (

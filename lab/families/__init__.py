@@ -1,5 +1,6 @@
 """How each family of transformers models writes down what a HookedGPT computes.
 
 One file a family: its config and its weights in both directions, as tables. The list of families
-is `lab.families.registry`'s; files, folders and live models are `lab.pretrained`'s.
+is `lab.families.registry`'s. Beside them stand where foreign weights come from (live models,
+folders, GGUF files), where translated ones are kept, and tokenizers; the door is `lab.pretrained`.
 """

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from lab.gates import HeadGates
-from lab.hook_table import FLAGGED_HOOKS
 from lab.kv_cache import KeyValueCache
+from lab.lens.hook_table import FLAGGED_HOOKS
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
 from probes.pruning import count_parameters, prune_heads

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from lab.hook_table import FLAGGED_HOOKS
 from lab.kv_cache import KeyValueCache
+from lab.lens.hook_table import FLAGGED_HOOKS
 from lab.model import Attention, HookedGPT
 
 pytestmark = pytest.mark.usefixtures("as_a_user")  # shapes: test_architectures.py

@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lab.boot_native import to_boot_native
 from lab.config import ModelConfig
 from lab.gates import HeadGates
+from lab.lens.boot_native import to_boot_native
+from lab.lens.old_checkpoint import load_tl_checkpoint
+from lab.lens.old_config import REFUSED, config_fields, translate_config
 from lab.model import HookedGPT
-from lab.old_config import REFUSED, config_fields, translate_config
-from lab.tl_checkpoint import load_tl_checkpoint
 from probes.pruning import prune_heads
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tl39"

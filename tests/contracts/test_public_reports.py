@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
-from lab.hook_table import FLAGGED_HOOKS
+from lab.lens.hook_table import FLAGGED_HOOKS
 from lab.model import HookedGPT
 
 Built = Callable[..., HookedGPT]

@@ -10,8 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
-from lab.token_text import (
+from lab.families.token_text import (
     TokenVocab,
     adds_bos,
     byte_alphabet,
@@ -22,6 +21,7 @@ from lab.token_text import (
     token_texts,
     token_vocab,
 )
+from lab.model import HookedGPT
 from probes.maps import attention_map
 from probes.next_token import next_token_table
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
+from lab.families.weight_cache import cache_home, cached_model, read_tensors, write_tensors
 from lab.model import HookedGPT
-from lab.weight_cache import cache_home, cached_model, read_tensors, write_tensors
 from lab.weights import read_weights
 
 SHA = "0" * 64

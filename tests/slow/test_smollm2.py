@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from lab.families.token_text import token_vocab
 from lab.model import HookedGPT
 from lab.pretrained import KNOWN, packaged_file
-from lab.token_text import token_vocab
 
 NAME = "smollm2-135m-instruct"
 PROMPT = "The capital of France is"

@@ -16,7 +16,7 @@ from transformer_lens.model_bridge.composition_scores import CompositionScores
 from transformer_lens.utilities.matrix import composition_scores
 
 from lab.config import require_choice
-from lab.hooked_root import HookedRoot
+from lab.lens.hooked_root import HookedRoot
 from lab.naming import head_label
 
 

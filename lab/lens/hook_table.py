@@ -1,7 +1,7 @@
 """What a hook's name tells: its old name, the flag that computes it, its axes and its size.
 
 A table and look-ups, no model: the hook points themselves stand in `lab.model`, and who listens on
-them is kept by `lab.hooked_root`.
+them is kept by `lab.lens.hooked_root`.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Checkpoints of TransformerLens's HookedTransformer (2.x and 3.x), as HookedGPT models.
 
-A checkpoint is a state dict and the config that it was saved with, which `lab.old_config`
+A checkpoint is a state dict and the config that it was saved with, which `lab.lens.old_config`
 translates. Folders that headlab itself writes are `lab.checkpoint`'s.
 """
 
@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lab.config import ModelConfig, require
+from lab.lens.old_config import FLAGS, config_fields, folded_norms, translate_config
 from lab.model import HookedGPT
 from lab.naming import bare, quoted
-from lab.old_config import FLAGS, config_fields, folded_norms, translate_config
 from lab.weights import PICKLE_SUFFIXES, expected_shapes
 
 BUFFERS = re.compile(r"blocks\.\d+\.attn\.(mask|IGNORE|rotary_sin|rotary_cos)")

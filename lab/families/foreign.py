@@ -1,7 +1,7 @@
 """Models of other libraries before they are translated: live, or in a folder.
 
 Nothing is downloaded, no pickle is loaded, no code from a folder is run. GGUF files are
-`lab.gguf_file`'s; which of their tensors is which of ours is `lab.families`'s.
+`lab.families.gguf_file`'s; which of their tensors is which of ours is `lab.families`'s.
 """
 
 from collections.abc import Callable, Mapping

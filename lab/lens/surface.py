@@ -2,8 +2,8 @@
 
 HookedGPT's abstract base: flags, tokens and their names, directions, labels. It computes nothing
 of the forward pass: that is `lab.model`, which reads on its own. Names and signatures are those of
-TransformerLens's HookedTransformer. Hooks and caches are in `lab.hooked_root`, weights in
-`lab.weight_stacks`.
+TransformerLens's HookedTransformer. Hooks and caches are in `lab.lens.hooked_root`, weights in
+`lab.lens.weight_stacks`.
 """
 
 from abc import ABC
@@ -15,12 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lab.config import require, require_choice
+from lab.families.token_text import encode, token_texts
+from lab.lens.weight_stacks import WeightStacks
 from lab.naming import quoted
 from lab.norms import is_plain
 from lab.shapes import Tokens
-from lab.token_text import encode, token_texts
 from lab.vocab import BOS_ID, Vocab
-from lab.weight_stacks import WeightStacks
 
 TokenInput = Int[Tensor, "*axes"] | Sequence[int] | int | str
 

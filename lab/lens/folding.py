@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.hook_table import FLAGGED_HOOKS
+from lab.lens.hook_table import FLAGGED_HOOKS
 from lab.model import HookedGPT
 from lab.norms import LayerNorm, NoNorm, Norm
 

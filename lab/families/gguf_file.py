@@ -2,7 +2,7 @@
 
 What llama.cpp's converter changes is undone here: Llama's query and key rows stand in its own
 rotary order, GPT-2's matrices are transposed, GPT-NeoX's queries, keys and values are sorted.
-The tokenizer in a file is `lab.token_text`'s.
+The tokenizer in a file is `lab.families.token_text`'s.
 """
 
 import re
@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from lab.config import is_whole, require_number
-from lab.foreign import Foreign, full_config
+from lab.families.foreign import Foreign, full_config
 from lab.naming import quoted, unknown_name
 
 MISSING = (

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lab.config import SCHEMA_VERSION, ModelConfig
 from lab.durable import atomic_dir, remove_leftovers, to_json
+from lab.families.token_text import saved_tokenizer, write_tokenizer
 from lab.manifest import check_size, read_manifest, read_versioned, seal_folder, verified
 from lab.model import HookedGPT
-from lab.token_text import saved_tokenizer, write_tokenizer
 from lab.weights import DTYPES, check_header, damaged, expected_shapes, read_header
 
 logger = logging.getLogger(__name__)

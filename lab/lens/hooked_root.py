@@ -18,9 +18,9 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.utilities.devices import warn_if_mps
 from transformer_lens.utilities.slice import Slice
 
-from lab.activations import Activations, describe, keep_copy, named
 from lab.config import ModelConfig
-from lab.hook_table import (
+from lab.lens.activations import Activations, describe, keep_copy, named
+from lab.lens.hook_table import (
     FLAGGED_HOOKS,
     WIDE_HEAD_HOOKS,
     NamedModules,
@@ -30,7 +30,7 @@ from lab.hook_table import (
     present_name,
     unknown_hook,
 )
-from lab.tl_config import HookedGPTConfig, PrunedGPTConfig
+from lab.lens.view import HookedGPTConfig, PrunedGPTConfig
 
 Direction = Literal["fwd", "bwd"]
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None

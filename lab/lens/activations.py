@@ -10,7 +10,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
 from lab.config import require
-from lab.hook_table import present_name
+from lab.lens.hook_table import present_name
 from lab.naming import quoted, unknown_name
 
 
