@@ -126,6 +126,7 @@ def check_memory(config: TrainConfig) -> None:
             "make its widths, its vocabulary or n_layers smaller"
         )
 
+
 def check_batch(config: TrainConfig, task: Task, device: torch.device) -> None:
     """Raise ValueError if a step's numbers alone are more than this machine's memory.
 
