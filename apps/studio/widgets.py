@@ -151,9 +151,7 @@ def unknown_in_address(lines: Sequence[str], name: str = "notice_address") -> No
     the page under the pointer.
     """
     state = st.session_state
-    if lines:
-        state[name] = list(lines)
-    shown = state.get(name, [])
+    shown = state[name] = list(dict.fromkeys([*state.get(name, []), *lines]))
     if not shown or shown == state.get(f"{name}_read"):
         return
     with st.container(key=name, horizontal=True, vertical_alignment="center"):

@@ -41,7 +41,7 @@ def export(view: View) -> None:
     if asked:
         st.session_state.pop("exported", None)
         try:
-            with st.spinner("Writing, reading back and comparing"):
+            with st.spinner("Writing, reading back and comparing", show_time=True):
                 done = loaders.export_pruned(view, name.strip())
         except (ValueError, OSError) as error:
             widgets.notice("failure_export", "Nothing was written:", [str(error)])
