@@ -48,7 +48,7 @@ from lab.positions import (
 )
 from lab.reads import AttentionReads
 from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
-from lab.taps import listened, tap
+from lab.taps import hooked, listened, tap
 
 AttentionPath = Literal["auto", "fused", "explicit"]
 Observer = Callable[[int, AttentionReads], None]
@@ -75,6 +75,8 @@ class Pass:
     kv_cache: KeyValueCache | None
     turns: Turns | None
     """How far rotary positions turn q and k."""
+    last_read: int | None
+    """The layer after whose reads nothing is asked for; None: all of it is."""
 
 
 class Attention(nn.Module):
@@ -133,6 +135,23 @@ class Attention(nn.Module):
             run: What this forward pass tells every layer.
             use_result: Compute what each head adds on its own, for hook_result.
         """
+        q, k, v = self.looks(q_in, k_in, v_in, run)
+        z = self.attend(q, k, v, run)
+        if run.gates is not None:
+            z = run.gates.apply(self.layer, z, run.positions, self.head_ids)
+        z = tap(self.hook_z, z)
+        if use_result:
+            return tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
+        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def looks(
+        self,
+        q_in: Resid | PerHead,
+        k_in: Resid | PerKeyHead,
+        v_in: Resid | PerKeyHead,
+        run: Pass,
+    ) -> tuple[HeadVectors, SharedKeys, SharedKeys]:
+        """Return q, k and v as the scores use them, once the observer has seen them."""
         q, k, v = self.projections(q_in, k_in, v_in, run.kv_cache)
         q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
         if run.turns is not None:
@@ -143,13 +162,7 @@ class Attention(nn.Module):
         k, v = group_keys(k, self.kv_order), group_keys(v, self.kv_order)
         if run.observe is not None:
             run.observe(self.layer, AttentionReads(q, k, v, scale=self.scale, sight=run.sight))
-        z = self.attend(q, k, v, run)
-        if run.gates is not None:
-            z = run.gates.apply(self.layer, z, run.positions, self.head_ids)
-        z = tap(self.hook_z, z)
-        if use_result:
-            return tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
-        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+        return q, k, v
 
     def projections(
         self,
@@ -232,6 +245,9 @@ class Block(nn.Module):
     def forward(self, residual: Resid, run: Pass) -> Resid:
         """Return the residual stream after this layer."""
         residual = tap(self.hook_resid_pre, residual)
+        if run.last_read == self.attn.layer and not hooked(self):
+            self.attn.looks(*self.attn_inputs(residual, run), run)
+            return residual
         attn_out = tap(self.hook_attn_out, self.attn_out(residual, run))
         if self.attn_only:
             return tap(self.hook_resid_post, residual + attn_out)
@@ -242,17 +258,19 @@ class Block(nn.Module):
 
     def attn_out(self, residual: Resid, run: Pass) -> Resid:
         """Return what the heads add."""
-        attn = self.attn
-        use_result = self.cfg.use_attn_result or listened(attn.hook_result)
-        forked = listened(attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
-        if not (forked or self.cfg.use_split_qkv_input):
-            forked = self.cfg.use_attn_in or listened(attn.hook_attn_in)
-        else:
-            forked = True
+        use_result = self.cfg.use_attn_result or listened(self.attn.hook_result)
+        return self.attn(*self.attn_inputs(residual, run), run, use_result)
+
+    def attn_inputs(
+        self, residual: Resid, run: Pass
+    ) -> tuple[Resid | PerHead, Resid | PerKeyHead, Resid | PerKeyHead]:
+        """Return what q, k and v are made of."""
+        attn, cfg = self.attn, self.cfg
+        hooks = (attn.hook_attn_in, attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
         normalised = self.ln1(residual, run.path == "explicit")
-        if not forked:
-            return attn(normalised, normalised, normalised, run, use_result)
-        return attn(*self.forks(residual, normalised), run, use_result)
+        if not (cfg.use_attn_in or cfg.use_split_qkv_input or listened(*hooks)):
+            return normalised, normalised, normalised
+        return self.forks(residual, normalised)
 
     def forks(self, residual: Resid, normalised: Resid) -> tuple[PerHead, PerKeyHead, PerKeyHead]:
         """Return what q, k and v of each head are made of, after the hooks on their inputs.
@@ -352,7 +370,8 @@ class HookedGPT(TransformerLensSurface):
             input: Token ids (or a text, where there is a tokenizer), or with start_at_layer the
                 residual stream before that layer.
             return_type: "logits" [batch, pos, d_vocab]; "loss", the mean of -ln p(next token);
-                "both", the pair; None, nothing (for observers).
+                "both", the pair; None, nothing (for observers: then the last layer stops after its
+                reads, unless a hook stands on it).
             loss_per_token: Return the loss of each position but the last: [batch, pos - 1].
             tokens: The ids that a loss needs when input is a residual stream.
             gates: Which heads are scaled and what fills the gap, just before hook_z.
@@ -398,6 +417,8 @@ class HookedGPT(TransformerLensSurface):
         if config.rotary_width:
             base, width = config.rotary_base, config.rotary_width
             turns = rotary_turns(positions, base, width, self.W_E.dtype)
+        layers = range(self.cfg.n_layers)[start_at_layer:stop_at_layer]
+        only_reads = observe is not None and return_type is stop_at_layer is None
         run = Pass(
             positions=positions,
             first_pos=first_pos,
@@ -407,9 +428,10 @@ class HookedGPT(TransformerLensSurface):
             path=attention,
             kv_cache=kv_cache,
             turns=turns,
+            last_read=layers[-1] if only_reads and layers else None,
         )
         residual = self.embed_input(input, run) if start_at_layer is None else input
-        for layer in range(self.cfg.n_layers)[start_at_layer:stop_at_layer]:
+        for layer in layers:
             residual = self.blocks[layer](residual, run)
         if kv_cache is not None:
             kv_cache.length += input.shape[1]

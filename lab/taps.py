@@ -1,6 +1,6 @@
 """Passing an activation through a hook point, at no cost when nobody listens."""
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 
@@ -21,6 +21,17 @@ def listened(*hooks: HookPoint) -> bool:
         ):
             return True
     return False
+
+
+def hooked(module: nn.Module) -> bool:
+    """Tell whether a hook of any sort stands on a module or on one inside it."""
+    return any(
+        each._forward_hooks
+        or each._forward_pre_hooks
+        or each._backward_hooks
+        or each._backward_pre_hooks
+        for each in module.modules()
+    )
 
 
 def tap(hook: HookPoint, x: Tensor) -> Tensor:

@@ -186,6 +186,32 @@ class TestForward:
         assert torch.equal(resumed, loss)
         assert model(tokens, return_type=None) is None
 
+    @pytest.mark.parametrize("changes", [{}, {"parallel_attn_mlp": True}, {"attn_only": True}])
+    def test_without_an_output_observers_see_the_same_and_hooks_still_fire(
+        self, changes: dict[str, bool]
+    ) -> None:
+        model, tokens = small_model(**changes), some_tokens()
+        seen: dict[str, list[Tensor]] = {"logits": [], "nothing": []}
+        fired: list[str] = []
+        model(tokens, observe=lambda _, reads: seen["logits"].append(reads.entropy()))
+        model(tokens, None, observe=lambda _, reads: seen["nothing"].append(reads.entropy()))
+        for one, other in zip(seen["logits"], seen["nothing"], strict=True):
+            assert torch.equal(one, other)
+
+        def note(x: Tensor, *, hook: object) -> None:
+            fired.append("hook")
+
+        def observe(layer: int, reads: AttentionReads) -> None:
+            fired.append(f"reads of {layer}")
+
+        with model.hooks(fwd_hooks=[("blocks.2.hook_resid_post", note)]):
+            model(tokens, None, observe=observe)
+        handle = model.blocks[2].ln1.register_forward_hook(lambda *_: fired.append("ln1"))
+        model(tokens, None, observe=observe)
+        handle.remove()
+        reads = [f"reads of {layer}" for layer in range(3)]
+        assert fired == [*reads, "hook", *reads[:2], "ln1", reads[2]]
+
     def test_observer_sees_every_layer_and_what_the_pattern_hook_sees(
         self, model: HookedGPT
     ) -> None:
