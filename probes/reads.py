@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from lab.config import ModelConfig
+from lab.families.token_text import token_vocab
 from lab.reads import AttentionReads
 from lab.runtime import versions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from lab.families.token_text import token_vocab
 from lab.vocab import BOS_ID, SEP_ID, Vocab
 from probes.tables import digest
 from probes.targets import ProbeInput
