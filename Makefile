@@ -8,12 +8,17 @@ DEV := .venv/.dev
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
+# The parts of `make test` beside the fast suite, which is all the rest.
+CONTRACTS := tests/contracts tests/parity tests/lab/test_compile.py
+HOSTILE := tests/fuzz tests/messages tests/apps/test_cli_odd_models.py
+BROWSER := tests/browser tests/apps/test_studio_pages.py
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test fast hostile browser slow bench golden docs fmt lint types arch check clean
+.PHONY: help demo app test fast contracts hostile browser slow bench golden docs fmt lint types arch check clean
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## Train a GPT, probe its heads, write artifacts/demo, open the app (APP=0: no app; DEVICE=cuda)
 	@$(BIN)/headlab demo $(if $(filter 0,$(APP)),--no-app) $(if $(DEVICE),--device $(DEVICE))
@@ -25,17 +30,20 @@ ifdef ARGS
 test: $(DEV) ## Run all tests but the slow ones (ARGS="tests/lab -x" for some of them)
 	@$(BIN)/pytest $(ARGS)
 else
-test: fast hostile browser
+test: fast contracts hostile browser
 endif
 
-fast: $(DEV) ## Run the tests that need no browser, on two processors
-	@$(BIN)/pytest -n 2 -m 'not slow and not browser' --ignore tests/fuzz --ignore tests/messages --ignore tests/apps/test_studio_pages.py
+fast: $(DEV) ## Run the tests to run after every change, on two processors
+	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(CONTRACTS) $(HOSTILE) $(BROWSER))
 
-hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
-	@$(BIN)/pytest -n 2 -m 'not slow' tests/fuzz tests/messages
+contracts: $(DEV) ## Run the tests beside TransformerLens, transformers and torch.compile
+	@$(BIN)/pytest -n 2 -m 'not slow' $(CONTRACTS)
+
+hostile: $(DEV) ## Run the tests of damaged files, full disks, odd models and random input
+	@$(BIN)/pytest -n 2 -m 'not slow' $(HOSTILE)
 
 browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
-	@$(BIN)/pytest -m 'not slow' tests/browser tests/apps/test_studio_pages.py
+	@$(BIN)/pytest -m 'not slow' $(BROWSER)
 
 slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)

@@ -207,17 +207,27 @@ def test_nothing_moves_when_heads_are_ablated(somebody):
         person = somebody()
         person.open(address)
         expect(person.cells).to_have_count(4)
-        places = [person.cells.nth(i).bounding_box() for i in range(4)]
+        places = places_of(person)
         for i, heads in enumerate([["L0H0"], ["L0H0", "L0H1"], ["L0H0", "L0H1", "L1H0"], HEADS]):
-            person.page.mouse.click(
-                places[i]["x"] + places[i]["width"] / 2, places[i]["y"] + places[i]["height"] / 2
-            )
+            x, y, width, height = places[i]
+            person.page.mouse.click(x + width / 2, y + height / 2)
             expect(person.banner).to_contain_text(f"(zero): {' '.join(heads)}")
             expect(person.page.locator(f".st-key-grid_{i + 1} svg.marks")).to_be_visible()
-            assert [person.cells.nth(n).bounding_box() for n in range(4)] == places, heads
+            assert places_of(person) == places, heads
         person.banner.get_by_role("button", name="Restore all").click()
         expect(person.page.get_by_text("No head is ablated.")).to_be_visible()
-        assert [person.cells.nth(n).bounding_box() for n in range(4)] == places
+        assert places_of(person) == places
+
+
+def places_of(person):
+    """Return x, y, width and height of the four heads in pixels, once they are all drawn."""
+    for _ in range(100):
+        boxes = [person.cells.nth(i).bounding_box() for i in range(4)]
+        if all(boxes):
+            sides = ("x", "y", "width", "height")
+            return [[round(box[side]) for side in sides] for box in boxes]
+        person.page.wait_for_timeout(50)
+    raise AssertionError("the four heads were not drawn within 5 s")
 
 
 def test_a_copied_link_shows_the_same_to_somebody_else(somebody):
