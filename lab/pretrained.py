@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lab.durable import file_sha256
-from lab.families.family import read_state
+from lab.families.family import read_state, with_own_head
 from lab.families.foreign import Foreign, live_model, model_folder, sharper
 from lab.families.gguf_file import gguf_model, open_gguf
 from lab.families.token_text import adds_bos, gguf_tokenizer, read_tokenizer
@@ -130,8 +130,10 @@ def from_gguf(path: Path, provenance: str | None = None) -> HookedGPT:
 
 def translated(foreign: Foreign) -> HookedGPT:
     """Return a model that is made of foreign tensors, one at a time."""
-    config = foreign.family.model_config(foreign.config)
-    state = dict(read_state(foreign.family, foreign.config, foreign.shapes, foreign.tensor))
+    family, shapes, tensor = foreign.family, foreign.shapes, foreign.tensor
+    described = with_own_head(family, foreign.config, shapes, tensor)
+    config = family.model_config(described)
+    state = dict(read_state(family, described, shapes, tensor))
     model = assembled(config, state)
     model.provenance = foreign.provenance
     return model

@@ -37,6 +37,9 @@ COMMON: Mapping[str, tuple[object, ...]] = {
 }
 """Keys of any config that change what is computed, and the values that leave it as we do it."""
 
+HEAD = "lm_head.weight"
+"""The unembedding, in every family."""
+
 
 def always(_: HFConfig) -> bool:
     """Hold for every config."""
@@ -191,6 +194,30 @@ def their_shapes(family: Family, hf: HFConfig, config: ModelConfig) -> Iterator[
         yield rule, tuple(to_theirs(rule, ours, config).shape)
 
 
+def with_own_head(
+    family: Family,
+    hf: HFConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensor: Callable[[str], Tensor],
+) -> HFConfig:
+    """Return a config that says whether the unembedding is tied in the weights themselves.
+
+    A config may ask for tied embeddings where the weights hold an lm_head of other numbers;
+    transformers then computes with the lm_head, and so do we.
+    """
+    located = family.located(iter(shapes))
+    embedding, head = located.get(family.rules[0].theirs), located.get(HEAD)
+    if untied(hf) or embedding is None or head is None:
+        return hf
+    if shapes[embedding] == shapes[head]:
+        first, second = tensor(embedding), tensor(head)
+        if first.dtype != second.dtype:
+            first, second = first.double(), second.double()
+        if first.is_meta or second.is_meta or torch.equal(first, second):
+            return hf
+    return {**hf, "tie_word_embeddings": False}
+
+
 def read_state(
     family: Family,
     hf: HFConfig,
@@ -223,8 +250,8 @@ def read_state(
                 f"{rule.theirs} must be a tensor of shape {list(shape)}, as the config says, got "
                 f"{got}; use weights and config of one {family.name} language model"
             )
-    # A tied model's file may hold the unembedding too, which transformers does not read either.
-    extra = set(located) - set(known) - {"lm_head.weight"}
+    # Tied weights may hold the unembedding too: the same numbers, or with_own_head unties them.
+    extra = set(located) - set(known) - {HEAD}
     if extra:
         raise ValueError(unknown_name(f"{family.name} tensor", min(extra), known))
     made: set[str] = set()

@@ -97,6 +97,28 @@ def test_a_folder(folder: Path):
         assert torch.equal(model(some_tokens()), before)
 
 
+@pytest.mark.filterwarnings("ignore:.*tied weights")
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox"])
+def test_a_tied_config_with_a_head_of_its_own_gives_the_logits_of_that_head(
+    family: str, tmp_path: Path
+):
+    made = {"gpt2": GPT2, "llama": SHAPE, "gpt_neox": SHAPE}[family]
+    config = transformers.AutoConfig.for_model(family, **made, tie_word_embeddings=True)
+    hf = stirred(transformers.AutoModelForCausalLM.from_config, config)
+    hf.save_pretrained(tmp_path / "tied")
+    weights = tmp_path / "tied" / "model.safetensors"
+    tensors = load_file(weights)
+    embedding = hf.get_input_embeddings().weight.detach()
+    generator = torch.Generator().manual_seed(5)
+    for own in (embedding.clone(), torch.randn(embedding.shape, generator=generator)):
+        save_file({**tensors, "lm_head.weight": own}, weights, metadata={"format": "pt"})
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
+        for source in (tmp_path / "tied", theirs):
+            model = HookedGPT.from_pretrained(source)
+            same_logits(model, theirs)
+            assert model.config.tie_word_embeddings == torch.equal(own, embedding)
+
+
 def test_shards(tmp_path: Path):
     llama().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
