@@ -83,9 +83,8 @@ class Attention(nn.Module):
     """Every head reads the residual stream, mixes values over positions, and writes back."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        """Make room for the weights of every head, in TransformerLens's shapes."""
+        """Make room for the weights of every head that config has in this layer."""
         super().__init__()
-        self.layer = layer
         self.initial_std = config.initial_std
         self.head_ids, self.kv_ids = config.heads_of(layer), config.kv_heads_of(layer)
         reads = tuple(self.kv_ids.index(config.kv_head(head)) for head in self.head_ids)
@@ -124,6 +123,7 @@ class Attention(nn.Module):
         k_in: Resid | PerKeyHead,
         v_in: Resid | PerKeyHead,
         run: Pass,
+        layer: int,
         use_result: bool,
     ) -> Resid:
         """Return what all heads together add to the residual stream.
@@ -133,12 +133,13 @@ class Attention(nn.Module):
             k_in: The same for the keys.
             v_in: The same for the values.
             run: What this forward pass tells every layer.
+            layer: Where this layer stands now: blocks can be copied and swapped.
             use_result: Compute what each head adds on its own, for hook_result.
         """
-        q, k, v = self.looks(q_in, k_in, v_in, run)
-        z = self.attend(q, k, v, run)
+        q, k, v = self.looks(q_in, k_in, v_in, run, layer)
+        z = self.attend(q, k, v, run, layer)
         if run.gates is not None:
-            z = run.gates.apply(self.layer, z, run.positions, self.head_ids)
+            z = run.gates.apply(layer, z, run.positions, self.head_ids)
         z = tap(self.hook_z, z)
         if use_result:
             return tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
@@ -150,18 +151,19 @@ class Attention(nn.Module):
         k_in: Resid | PerKeyHead,
         v_in: Resid | PerKeyHead,
         run: Pass,
+        layer: int,
     ) -> tuple[HeadVectors, SharedKeys, SharedKeys]:
         """Return q, k and v as the scores use them, once the observer has seen them."""
-        q, k, v = self.projections(q_in, k_in, v_in, run.kv_cache)
+        q, k, v = self.projections(q_in, k_in, v_in, run.kv_cache, layer)
         q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
         if run.turns is not None:
             q = tap(self.hook_rot_q, turned(q, run.turns, self.rotary_adjacent_pairs))
             k = tap(self.hook_rot_k, turned(k, run.turns, self.rotary_adjacent_pairs))
         if run.kv_cache is not None:
-            k, v = run.kv_cache.extend(self.layer, k, v)
+            k, v = run.kv_cache.extend(layer, k, v)
         k, v = group_keys(k, self.kv_order), group_keys(v, self.kv_order)
         if run.observe is not None:
-            run.observe(self.layer, AttentionReads(q, k, v, scale=self.scale, sight=run.sight))
+            run.observe(layer, AttentionReads(q, k, v, scale=self.scale, sight=run.sight))
         return q, k, v
 
     def projections(
@@ -170,6 +172,7 @@ class Attention(nn.Module):
         k_in: Resid | PerKeyHead,
         v_in: Resid | PerKeyHead,
         kv_cache: KeyValueCache | None,
+        layer: int,
     ) -> tuple[HeadVectors, KeyVectors, KeyVectors]:
         """Return q, k and v: from one matrix product for all heads, unless each reads its own."""
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
@@ -179,13 +182,13 @@ class Attention(nn.Module):
             inputs, of_one = (q_in, k_in, v_in), project if q_in.ndim == 4 else project_few
             q, k, v = (of_one(*each) for each in zip(inputs, weights, biases, strict=True))
             return q, k, v
-        if kept is not None and self.layer in kept:
-            flat, bias = kept[self.layer]
+        if kept is not None and layer in kept:
+            flat, bias = kept[layer]
         else:
             flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
             bias = torch.cat(biases).flatten()
             if kept is not None:
-                kept[self.layer] = flat, bias
+                kept[layer] = flat, bias
         vectors = F.linear(q_in, flat, bias).unflatten(-1, (-1, self.W_Q.shape[-1]))
         heads, kv_heads = len(self.head_ids), len(self.kv_ids)
         # Slices, which hooks may write into; autograd forbids it for what split() returns.
@@ -203,13 +206,14 @@ class Attention(nn.Module):
         k: SharedKeys,
         v: SharedKeys,
         run: Pass,
+        layer: int,
     ) -> HeadVectors:
         """Mix the values, through the matrix if somebody wants to see it."""
         seen = listened(self.hook_attn_scores, self.hook_pattern)
         if run.path == "fused" and seen:
             raise ValueError(
                 "attention='fused' never builds the scores and the pattern, "
-                f"but hooks listen on them in layer {self.layer}; use attention='auto'"
+                f"but hooks listen on them in layer {layer}; use attention='auto'"
             )
         if run.path != "explicit" and not seen:
             return fused_attention(q, k, v, scale=self.scale, sight=run.sight)
@@ -242,13 +246,13 @@ class Block(nn.Module):
         if not self.parallel:
             self.hook_resid_mid = HookPoint()
 
-    def forward(self, residual: Resid, run: Pass) -> Resid:
+    def forward(self, residual: Resid, run: Pass, layer: int) -> Resid:
         """Return the residual stream after this layer."""
         residual = tap(self.hook_resid_pre, residual)
-        if run.last_read == self.attn.layer and not hooked(self):
-            self.attn.looks(*self.attn_inputs(residual, run), run)
+        if run.last_read == layer and not hooked(self):
+            self.attn.looks(*self.attn_inputs(residual, run), run, layer)
             return residual
-        attn_out = tap(self.hook_attn_out, self.attn_out(residual, run))
+        attn_out = tap(self.hook_attn_out, self.attn_out(residual, run, layer))
         if self.attn_only:
             return tap(self.hook_resid_post, residual + attn_out)
         if self.parallel:
@@ -256,10 +260,10 @@ class Block(nn.Module):
         residual = tap(self.hook_resid_mid, residual + attn_out)
         return tap(self.hook_resid_post, residual + self.mlp_out(residual, run))
 
-    def attn_out(self, residual: Resid, run: Pass) -> Resid:
+    def attn_out(self, residual: Resid, run: Pass, layer: int) -> Resid:
         """Return what the heads add."""
         use_result = self.cfg.use_attn_result or listened(self.attn.hook_result)
-        return self.attn(*self.attn_inputs(residual, run), run, use_result)
+        return self.attn(*self.attn_inputs(residual, run), run, layer, use_result)
 
     def attn_inputs(
         self, residual: Resid, run: Pass
@@ -432,7 +436,7 @@ class HookedGPT(TransformerLensSurface):
         )
         residual = self.embed_input(input, run) if start_at_layer is None else input
         for layer in layers:
-            residual = self.blocks[layer](residual, run)
+            residual = self.blocks[layer](residual, run, layer)
         if kv_cache is not None:
             kv_cache.length += input.shape[1]
         if stop_at_layer is not None:
