@@ -1,17 +1,21 @@
 """TransformerLens's mutable view of a ModelConfig, which its tools read as model.cfg.
 
-What is saved is the frozen `lab.config.ModelConfig`; of this view only the flags and the device
-change.
+What is saved is the frozen `lab.config.ModelConfig`; of this view only the use_* flags, device,
+dtype and default_prepend_bos change.
 """
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformer_lens.config.transformer_lens_config import TransformerLensConfig
 
-from lab.config import ModelConfig
-from lab.naming import unknown_name
+from lab.config import ModelConfig, require
+from lab.naming import quoted, unknown_name
+
+SETTINGS = ("device", "dtype", "default_prepend_bos")
+"""What changes on a model that is built, beside the use_* flags: `_apply` and tokenizers do it."""
 
 
 @dataclass(repr=False)
@@ -31,12 +35,18 @@ class HookedGPTConfig(TransformerLensConfig):
     init_mode: str = "gpt2"
     initializer_range: float = 0.02
 
+    def __post_init__(self) -> None:
+        """Fill in nothing: `of` gives every field, and ModelConfig has checked them all."""
+
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field; a flag that nobody would read is an error."""
-        if name.startswith("use_"):
-            flags = [f.name for f in dataclasses.fields(self) if f.name.startswith("use_")]
-            if name not in flags:
-                raise ValueError(unknown_name("flag", name, flags))
+        """Set a field.
+
+        Raises:
+            ValueError: Nobody would read the field, what is built would not follow it, or a flag
+                would be neither true nor false.
+        """
+        if "initializer_range" in vars(self):  # the last field: the view is made
+            check_change(name, value, [field.name for field in dataclasses.fields(self)])
         super().__setattr__(name, value)
 
     @classmethod
@@ -90,5 +100,20 @@ class PrunedGPTConfig(HookedGPTConfig):
     def n_heads(self, _: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Keep no number."""
 
-    def __post_init__(self) -> None:
-        """Skip the checks of the base class, which read n_heads; ModelConfig has checked it all."""
+
+def check_change(name: str, value: object, fields: list[str]) -> None:
+    """Raise ValueError unless a field of a finished view can become this value."""
+    changeable = [field for field in fields if field.startswith("use_") or field in SETTINGS]
+    if name in changeable:
+        if name == "dtype":
+            require(isinstance(value, torch.dtype), "cfg.dtype", "a torch.dtype", value)
+        elif name != "device":
+            require(isinstance(value, bool), f"cfg.{name}", "true or false", value)
+    elif name in fields:
+        raise ValueError(
+            f"cfg.{name} is fixed once the model is built, got {quoted(value)}; build another with "
+            "dataclasses.replace(model.config, ...)"
+        )
+    else:
+        kind = "flag" if name.startswith("use_") else "field of cfg"
+        raise ValueError(unknown_name(kind, name, changeable))
