@@ -73,7 +73,7 @@ def ablation_sweep(
         ValueError: An unknown mode or metric, a mean without a reference, or an empty batch.
     """
     wanted = check_request(mode, reference, metrics)
-    x = probe_input(batch)
+    x = probe_input(model, batch)
     fill = None if mode == "zero" or reference is None else reference.z.unsqueeze(1)
     variants = all_variants(model.config)
     totals = sweep_totals(model, batch, variants, fill)
@@ -123,7 +123,7 @@ def mean_reference(
         name: What tables call the set.
         per_position: One mean a position, or one over all of them.
     """
-    x = probe_input(batch)
+    x = probe_input(model, batch)
     sums: dict[int, Float64[Tensor, "pos head d_head"]] = {}
 
     def observe(layer: int, reads: AttentionReads) -> None:

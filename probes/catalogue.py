@@ -14,7 +14,8 @@ Each probe names target cells (q, k) of the attention matrix A, query position q
 k, both counted from 0. `score_heads` reports for every head:
 
 - `score`: the mean over scored rows of the mass on the row's targets, sum over k of A[q, k];
-- `chance`: the score of a head that spreads evenly over the keys it sees, A[q, k] = 1 / (q + 1);
+- `chance`: the score of a head that spreads evenly over the keys it sees: A[q, k] = 1 / (q + 1) in
+  a causal model, 1 / (all keys) in a bidirectional one;
 - `kappa`: (score - chance) / (1 - chance), so that 0 is chance and 1 is perfect;
 - `ci_low`, `ci_high`: an interval from resampling sequences.
 

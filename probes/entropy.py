@@ -16,6 +16,7 @@ from lab.reads import AttentionReads
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.reads import (
+    Mask,
     ReadableModel,
     head_ids,
     model_device,
@@ -25,42 +26,47 @@ from probes.reads import (
     slices_of,
 )
 from probes.tables import ENTROPY, make_table
+from probes.targets import ProbeInput
 
 SILENT_BELOW = 1e-3
 """A row that leaves less than this beside key 0 is silent: what it does with the rest is noise."""
 
-SUMS = ("entropy", "sink_mass", "sink_free", "silent")
-"""What is summed over sequences for every row."""
+SUMS = ("entropy", "sink_mass", "sink_free", "silent", "real", "rest", "most", "most_sink_free")
+"""What is summed over sequences for every row: real counts the rows that are no padding, rest those
+of them that see more than key 0, and the last two are the entropies of a head that spreads evenly.
+"""
 
 
-def entropy_profile(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> pd.DataFrame:
+def entropy_profile(
+    model: ReadableModel, batch_or_tokens: Batch | Tokens, *, attention_mask: Mask | None = None
+) -> pd.DataFrame:
     """Measure the entropy of every row: one row per layer, head and query position.
 
-    H(q) = -sum_k A[q, k] ln A[q, k], mean over sequences, in nats, in 0 .. ln(q + 1); normalised =
-    H(q) / ln(q + 1); effective_keys = exp(H(q)). sink_free is the entropy of the row with key 0
-    hidden and the others renormalised, over the sequences whose row is not silent. NaN: the
-    normalised values where only one key is visible, everything sink-free where only key 0 is, or
-    where all are silent.
+    H(q) = -sum_k A[q, k] ln A[q, k], mean over sequences, in nats, in 0 .. ln(n); normalised =
+    H(q) / ln(n), where the row sees n keys: q + 1 in a causal model, all in a bidirectional one;
+    effective_keys = exp(H(q)). sink_free is the entropy of the row with key 0 hidden and the others
+    renormalised, over the sequences whose row is not silent. NaN: the normalised values where only
+    one key is visible, everything sink-free where only key 0 is, or where all are silent.
 
     Args:
         model: A HookedGPT.
         batch_or_tokens: A task's batch, or plain tokens.
+        attention_mask: True (or 1) at real tokens. A row counts in the sequences where it is real,
+            key 0 is the first real one, and ln(n) is the mean over those sequences; query_pos stays
+            the place in the tensor, padding included. None: all are real.
 
     Raises:
         ValueError: The batch is empty.
     """
-    x = probe_input(batch_or_tokens)
+    x = probe_input(model, batch_or_tokens, attention_mask=attention_mask)
     n_sequences, n_pos = x.tokens.shape
     layers: dict[int, Float64[np.ndarray, "sums head query_pos"]] = {}
-
-    def observe(layer: int, reads: AttentionReads) -> None:
-        sums = row_sums(reads).numpy()
-        layers[layer] = layers[layer] + sums if layer in layers else sums
-
     for part in slices_of(x, model_device(model)):
-        observe_layers(model, part.tokens, observe)
+        for layer, sums in slice_sums(model, part).items():
+            layers[layer] = layers[layer] + sums if layer in layers else sums
+    seen = x.keys_seen()[0].cpu().double().numpy() if x.real is None else None
     parts = [
-        profile_columns(layer, head_ids(model, layer, sums.shape[1]), sums, n_sequences)
+        profile_columns(layer, head_ids(model, layer, sums.shape[1]), sums, seen)
         for layer, sums in sorted(layers.items())
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -72,13 +78,39 @@ def entropy_profile(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> pd
     )
 
 
-def row_sums(reads: AttentionReads) -> Tensor:
-    """Return SUMS of one layer over the batch: [sum, head, query_pos], float64 on the CPU."""
-    rows = torch.arange(reads.q.shape[1], device=reads.q.device)
-    sink_mass = reads.cells(rows, torch.zeros_like(rows)).cpu().double()
-    silent = 1.0 - sink_mass < SILENT_BELOW
-    sink_free = reads.sink_free().entropy().cpu().double().masked_fill(silent, 0.0)
-    terms = [reads.entropy().cpu().double(), sink_mass, sink_free, silent.double()]
+def slice_sums(
+    model: ReadableModel, x: ProbeInput
+) -> dict[int, Float64[np.ndarray, "sums head query_pos"]]:
+    """Return SUMS of every layer over a few sequences, from one forward pass."""
+    layers: dict[int, Float64[np.ndarray, "sums head query_pos"]] = {}
+
+    def observe(layer: int, reads: AttentionReads) -> None:
+        layers[layer] = row_sums(reads, x).numpy()
+
+    observe_layers(model, x.tokens, observe, x.real)
+    return layers
+
+
+def row_sums(reads: AttentionReads, x: ProbeInput) -> Float64[Tensor, "sums head query_pos"]:
+    """Return SUMS of one layer over the batch, on the CPU."""
+    batch, n_pos = x.tokens.shape
+    rows = torch.arange(n_pos, device=reads.q.device).expand(batch, -1)
+    sink_mass = reads.cells(rows, x.first_real().expand(-1, n_pos)).cpu().double()
+    seen = x.keys_seen().cpu().double().unsqueeze(1).expand_as(sink_mass)
+    real, rest = seen >= 1.0, seen >= 2.0
+    silent = rest & (1.0 - sink_mass < SILENT_BELOW)
+    loud = rest & ~silent
+    # Rows of padding are NaN: where, because NaN times 0 is NaN.
+    terms = [
+        torch.where(real, reads.entropy().cpu().double(), 0.0),
+        torch.where(real, sink_mass, 0.0),
+        torch.where(loud, reads.sink_free().entropy().cpu().double(), 0.0),
+        silent.double(),
+        real.double(),
+        rest.double(),
+        torch.where(real, seen.log(), 0.0),
+        torch.where(loud, (seen - 1.0).log(), 0.0),
+    ]
     return torch.stack([term.sum(dim=0) for term in terms])
 
 
@@ -86,28 +118,35 @@ def profile_columns(
     layer: int,
     heads: tuple[int, ...],
     sums: Float64[np.ndarray, "sums head query_pos"],
-    n_sequences: int,
+    seen: Float64[np.ndarray, " query_pos"] | None,
 ) -> dict[str, np.ndarray]:
-    """Return one layer's columns, head after head."""
-    entropy, sink_mass, sink_free, n_silent = sums
+    """Return one layer's columns, head after head.
+
+    Args:
+        layer: The layer.
+        heads: Its heads.
+        sums: What `row_sums` made of all sequences.
+        seen: Keys that each row sees; None: with padding that differs between sequences.
+    """
+    entropy, sink_mass, sink_free, silent, real, rest, most, most_sink_free = sums
     n_heads, n_pos = entropy.shape
-    rows = np.arange(n_pos)
     with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.where(rows >= 1, np.log(rows + 1.0), math.nan)
-        most_sink_free = np.where(rows >= 2, np.log(rows), math.nan)
-        entropy = entropy / n_sequences
         # No row of the input is left in a mean over nothing: 0 / 0 is NaN, as it should be.
-        sink_free = sink_free / (n_sequences - n_silent)
-    values = {
-        "entropy": entropy,
-        "normalised": entropy / most,
-        "effective_keys": np.exp(entropy),
-        "sink_mass": sink_mass / n_sequences,
-        "sink_free": sink_free,
-        "sink_free_normalised": sink_free / most_sink_free,
-        # Row 0 sees nothing but key 0: it has no rest to be silent about.
-        "silent": np.where(rows >= 1, n_silent / n_sequences, math.nan),
-    }
+        loud = rest - silent
+        most = most / real if seen is None else np.log(seen)
+        most_sink_free = most_sink_free / loud if seen is None else np.log(seen - 1.0)
+        entropy, sink_free = entropy / real, sink_free / loud
+        values = {
+            "entropy": entropy,
+            "normalised": entropy / np.where(most > 0.0, most, math.nan),
+            "effective_keys": np.exp(entropy),
+            "sink_mass": sink_mass / real,
+            "sink_free": sink_free,
+            "sink_free_normalised": sink_free
+            / np.where(most_sink_free > 0.0, most_sink_free, math.nan),
+            # A row that sees nothing but key 0 has no rest to be silent about.
+            "silent": silent / rest,
+        }
     return {
         "layer": np.full(n_heads * n_pos, layer),
         "head": np.repeat(np.array(heads, dtype=np.int64), n_pos),

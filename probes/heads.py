@@ -19,7 +19,7 @@ from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.reads import (
-    SPECIAL_IDS,
+    Mask,
     ReadableModel,
     head_ids,
     model_device,
@@ -57,32 +57,40 @@ def score_heads(
     batch_or_tokens: Batch | Tokens,
     probes: Iterable[str] | None = None,
     *,
-    special_ids: tuple[int, ...] = SPECIAL_IDS,
+    special_ids: tuple[int, ...] | None = None,
+    attention_mask: Mask | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Score every head on every probe: one row per layer, head and probe.
 
     score = mean over the scored rows of all sequences of sum_{k in targets(q)} A[q, k], in 0 .. 1;
-    chance is the same with A = 1 / (q + 1), exactly; kappa = (score - chance) / (1 - chance). The
-    interval resamples sequences. A probe without a row to score is NaN, never 0.
+    chance is the same with A = 1 / keys that the row sees, exactly: q + 1 in a causal model, all in
+    a bidirectional one. kappa = (score - chance) / (1 - chance). The interval resamples
+    sequences. A probe without a row to score is NaN, never 0.
 
     Args:
         model: A HookedGPT.
         batch_or_tokens: A task's batch, or plain tokens (then probes of the task's sources are left
             out, and an error if asked for).
         probes: Names from `probes.registry`; None: all that the input allows.
-        special_ids: Ids of BOS and SEP.
+        special_ids: Ids that are no words, such as BOS and SEP: equal ones are no duplicates, and
+            looking back at one that stands first is no previous-token head. None: ids 0 and 1 of a
+            task's batch; of plain tokens BOS, EOS and PAD of the model's tokenizer, or none.
+        attention_mask: True (or 1) at real tokens. Padding is scored neither as row nor as key, and
+            "first" means the first real token. None: all are real.
         seed: Seed of the bootstrap.
 
     Raises:
         ValueError: An unknown probe, one that the input does not allow, or an empty batch.
     """
-    tables = head_masses(model, batch_or_tokens, probes, special_ids=special_ids)
+    tables = head_masses(
+        model, batch_or_tokens, probes, special_ids=special_ids, attention_mask=attention_mask
+    )
     rows = [row for masses in tables for row in summary_rows(masses, seed)]
     order = {masses.probe.name: i for i, masses in enumerate(tables)}
     rows.sort(key=lambda row: (row["layer"], row["head"], order[row["probe"]]))
     columns = {name: [row[name] for row in rows] for name in HEADS.names}
-    x = probe_input(batch_or_tokens, special_ids)
+    x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     return make_table(columns, HEADS, {**provenance(model, x.tokens), "bootstrap_seed": seed})
 
 
@@ -91,10 +99,11 @@ def head_masses(
     batch_or_tokens: Batch | Tokens,
     probes: Iterable[str] | None = None,
     *,
-    special_ids: tuple[int, ...] = SPECIAL_IDS,
+    special_ids: tuple[int, ...] | None = None,
+    attention_mask: Mask | None = None,
 ) -> list[HeadMasses]:
     """Return each probe's mass for every sequence and head, summed in float64."""
-    x = probe_input(batch_or_tokens, special_ids)
+    x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     entries = choose_probes(probes, has_sources=x.sources is not None)
     parts = [masses_of_slice(model, part, entries) for part in slices_of(x, model_device(model))]
     return [
@@ -123,7 +132,7 @@ def masses_of_slice(
         for collected, target in zip(layers, targets, strict=True):
             collected.append(mass_on(reads, target).cpu().numpy())
 
-    observe_layers(model, x.tokens, observe)
+    observe_layers(model, x.tokens, observe, x.real)
     return [
         HeadMasses(
             probe=entry,

@@ -51,7 +51,7 @@ def attention_map(
     Raises:
         ValueError: There is no such head or sequence, or the sequence is too long to draw.
     """
-    x = probe_input(batch_or_tokens)
+    x = probe_input(model, batch_or_tokens)
     if not 0 <= sequence < len(x.tokens):
         raise ValueError(
             f"sequence must be from 0 to {len(x.tokens) - 1}, the sequences given, got {sequence}"

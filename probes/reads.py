@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from lab.config import ModelConfig
 from lab.families.token_text import token_vocab
 from lab.reads import AttentionReads
 from lab.runtime import versions
-from lab.shapes import Tokens
+from lab.shapes import PositionMask, Tokens
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SEP_ID, Vocab
 from probes.tables import digest
@@ -22,6 +23,9 @@ from probes.targets import ProbeInput
 
 SPECIAL_IDS = (BOS_ID, SEP_ID)
 """Ids of BOS and SEP in the vocabularies of `lab.tasks`."""
+
+Mask = PositionMask | Int[Tensor, "batch pos"]
+"""True (or 1) at real tokens, False at padding."""
 
 TOKENS_AT_ONCE = 16_384
 """Tokens in one forward pass of a probe, unless one sequence is longer."""
@@ -67,23 +71,86 @@ def vocab_of(model: ReadableModel, vocab: Vocab | None) -> Vocab | None:
 
 
 def probe_input(
-    batch_or_tokens: Batch | Tokens, special_ids: tuple[int, ...] = SPECIAL_IDS
+    model: ReadableModel,
+    batch_or_tokens: Batch | Tokens,
+    special_ids: tuple[int, ...] | None = None,
+    attention_mask: Mask | None = None,
 ) -> ProbeInput:
     """Return what a probe may know of a task's batch, or of plain tokens.
 
+    Args:
+        model: The model that will read them: it says which keys a row sees.
+        batch_or_tokens: The sequences.
+        special_ids: Ids of BOS and SEP; None: see `special_ids_of`.
+        attention_mask: Which tokens are real; None: all.
+
     Raises:
-        ValueError: There is no sequence, or no token.
+        ValueError: Neither a batch nor token ids, no sequence, no token, or a mask of another
+            shape or without a real token in some sequence.
     """
+    if special_ids is None:
+        special_ids = special_ids_of(model, batch_or_tokens)
     if isinstance(batch_or_tokens, Batch):
         tokens, sources = batch_or_tokens.tokens, batch_or_tokens.sources
     else:
-        tokens, sources = batch_or_tokens, None
+        tokens, sources = require_tokens(batch_or_tokens), None
     if 0 in tokens.shape:
         raise ValueError(
             "tokens must be at least one sequence of at least one token, "
             f"got {tokens.shape[0]} sequences of {tokens.shape[1]}"
         )
-    return ProbeInput(tokens=tokens, sources=sources, special_ids=special_ids)
+    return ProbeInput(
+        tokens=tokens,
+        sources=sources,
+        special_ids=special_ids,
+        causal=not isinstance(model, Configured) or model.config.attention_dir == "causal",
+        real=None if attention_mask is None else real_tokens(attention_mask, tokens),
+    )
+
+
+def require_tokens(value: Any) -> Tokens:
+    """Return token ids of shape [batch, pos], or say what was given instead."""
+    if not isinstance(value, Tensor):
+        got = f"a value of type {type(value).__name__}"
+    elif value.ndim != 2:
+        got = f"a tensor of shape {list(value.shape)}"
+    elif value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        got = f"a tensor of {str(value.dtype).removeprefix('torch.')}"
+    else:
+        return value
+    raise ValueError(
+        f"tokens must be a task's batch or a tensor of token ids [batch, pos], got {got}; "
+        "pass model.to_tokens(text) or torch.tensor([ids])"
+    )
+
+
+def real_tokens(mask: Mask, tokens: Tokens) -> PositionMask:
+    """Return an attention mask as True and False, on the device of the tokens."""
+    if mask.shape != tokens.shape:
+        raise ValueError(
+            f"attention_mask must have the shape {list(tokens.shape)} of the tokens, "
+            f"got {list(mask.shape)}"
+        )
+    real = mask.to(tokens.device).bool()
+    if not bool(real.any(dim=1).all()):
+        raise ValueError(
+            "attention_mask must have a real token in every sequence, got a sequence of padding; "
+            "leave it out"
+        )
+    return real
+
+
+def special_ids_of(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> tuple[int, ...]:
+    """Return the ids that are no words: BOS and SEP of a task, BOS, EOS and PAD of a tokenizer.
+
+    Plain tokens of a model without a tokenizer have none: any id may be a word.
+    """
+    tokenizer = model.tokenizer if isinstance(model, Lettered) else None
+    if isinstance(batch_or_tokens, Batch) or isinstance(tokenizer, Vocab):
+        return SPECIAL_IDS
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {getattr(tokenizer, name, None) for name in names}
+    return tuple(sorted(i for i in ids if i is not None))
 
 
 def model_device(model: ReadableModel) -> torch.device:
@@ -108,13 +175,21 @@ def slices_of(
             tokens=x.tokens[some].to(device),
             sources=None if x.sources is None else x.sources[some].to(device),
             special_ids=x.special_ids,
+            causal=x.causal,
+            real=None if x.real is None else x.real[some].to(device),
         )
 
 
 @torch.no_grad()
-def observe_layers(model: ReadableModel, tokens: Tokens, observe: Observer) -> None:
+def observe_layers(
+    model: ReadableModel, tokens: Tokens, observe: Observer, real: PositionMask | None = None
+) -> None:
     """Run the model on some sequences and show each layer's reads, in layer order."""
-    model.forward(tokens, return_type=None, observe=observe)
+    if real is None:
+        model.forward(tokens, return_type=None, observe=observe)
+    else:
+        forward: Any = model.forward  # stand-ins of tests take no mask
+        forward(tokens, return_type=None, observe=observe, attention_mask=real)
 
 
 def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:

@@ -100,7 +100,7 @@ ENTROPY = Schema(
         HEAD,
         Column(name="query_pos", kind="whole", meaning="position of the query row"),
         Column(name="entropy", kind="number", unit="nats", meaning="entropy of the row"),
-        Column(name="normalised", kind="number", meaning="entropy / ln(query_pos + 1)"),
+        Column(name="normalised", kind="number", meaning="entropy / ln(keys seen)"),
         Column(name="effective_keys", kind="number", unit="keys", meaning="exp(entropy)"),
         Column(name="sink_mass", kind="number", meaning="probability of key 0"),
         Column(
@@ -109,7 +109,7 @@ ENTROPY = Schema(
             unit="nats",
             meaning="entropy with key 0 hidden, over the rows that are not silent",
         ),
-        Column(name="sink_free_normalised", kind="number", meaning="sink_free / ln(query_pos)"),
+        Column(name="sink_free_normalised", kind="number", meaning="sink_free / ln(keys seen - 1)"),
         Column(
             name="silent",
             kind="number",

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from lab.shapes import Tokens
+from lab.shapes import PositionMask, Tokens
 
 Sources = Int[Tensor, "batch pos n_sources"]
 CellList = Int[Tensor, "batch cell"]
@@ -30,6 +30,25 @@ class ProbeInput:
     """For each query position, the key positions of the answer; -1: none. None: no task's batch."""
     special_ids: tuple[int, ...]
     """Ids of BOS and SEP: equal ones among them are no duplicates."""
+    causal: bool = True
+    """Whether a row sees the keys up to its own only, or every key."""
+    real: PositionMask | None = None
+    """True at real tokens, False at padding, which is scored neither as row nor as key."""
+
+    def keys_seen(self) -> Int[Tensor, "#batch pos"]:
+        """Return how many keys each row sees; 0 in rows of padding."""
+        n_pos, device = self.tokens.shape[1], self.tokens.device
+        if self.real is None:
+            up_to_here = torch.arange(1, n_pos + 1, device=device).unsqueeze(0)
+            return up_to_here if self.causal else torch.full_like(up_to_here, n_pos)
+        count = self.real.cumsum(dim=1)
+        return (count if self.causal else count[:, -1:]) * self.real
+
+    def first_real(self) -> Int[Tensor, "batch 1"]:
+        """Return the first position of each sequence that is no padding."""
+        if self.real is None:
+            return self.tokens.new_zeros(len(self.tokens), 1)
+        return self.real.int().argmax(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,17 +62,24 @@ class Targets:
     n_rows: Int[Tensor, " batch"]
     """Rows of each sequence that have a target: the mean is taken over them."""
     chance: Float64[Tensor, " batch"]
-    """What a head that spreads evenly puts on the targets: 1 / (q + 1) a cell, summed."""
+    """What a head that spreads evenly puts on the targets: 1 / keys seen a cell, summed."""
 
     @classmethod
-    def of_cells(cls, query_pos: CellList, key_pos: CellList, n_pos: int) -> "Targets":
+    def of_cells(cls, query_pos: CellList, key_pos: CellList, x: ProbeInput) -> "Targets":
         """Count the rows of the cells and their chance; no cell may be listed twice."""
+        if x.real is not None:
+            shown = x.real.gather(1, query_pos) & x.real.gather(1, key_pos.clamp(min=0))
+            shown &= key_pos >= 0
+            key_pos = torch.where(shown, key_pos, -1)
+            # Rows of padding have no numbers to read, not even 0.
+            query_pos = torch.where(shown, query_pos, x.first_real())
         # Counted on the CPU: some accelerators have no float64.
         real, rows = key_pos.cpu() >= 0, query_pos.cpu()
-        scored = torch.zeros(len(rows), n_pos, dtype=torch.bool)
+        scored = torch.zeros(x.tokens.shape, dtype=torch.bool)
         sequence, cell = real.nonzero(as_tuple=True)
         scored[sequence, rows[sequence, cell]] = True
-        chance = torch.where(real, 1.0 / (rows.double() + 1.0), 0.0)
+        seen = x.keys_seen().cpu().double().expand(len(rows), -1).gather(1, rows)
+        chance = torch.where(real, 1.0 / seen, 0.0)
         return cls(
             query_pos=query_pos,
             key_pos=key_pos,
@@ -86,7 +112,7 @@ def late_sources(x: ProbeInput, late: int) -> Targets:
     keys = x.sources[:, :kept].reshape(batch, -1)
     rows = torch.arange(late, late + kept, device=keys.device).repeat_interleave(n_sources)
     used = (keys >= 0).any(dim=0)
-    return Targets.of_cells(rows[used].expand(batch, -1), keys[:, used].clamp(min=-1), n_pos)
+    return Targets.of_cells(rows[used].expand(batch, -1), keys[:, used].clamp(min=-1), x)
 
 
 def previous_token(x: ProbeInput) -> Targets:
@@ -94,40 +120,39 @@ def previous_token(x: ProbeInput) -> Targets:
 
     There every head that rests on BOS would count as a previous-token head.
     """
-    rows, keys = diagonal(x.tokens, first_row=1, offset=1)
-    starts_special = is_special(x.tokens[:, :1], x.special_ids)
-    return Targets.of_cells(
-        rows, torch.where(starts_special & (rows == 1), -1, keys), x.tokens.shape[1]
-    )
+    rows, keys = diagonal(x, offset=1)
+    first = x.first_real()
+    starts_special = is_special(x.tokens.gather(1, first), x.special_ids)
+    return Targets.of_cells(rows, torch.where(starts_special & (rows == first + 1), -1, keys), x)
 
 
 def current_token(x: ProbeInput) -> Targets:
-    """Return the cells (q, q), q >= 1: row 0 has one key, so every head has mass 1 there."""
-    return Targets.of_cells(*diagonal(x.tokens, first_row=1, offset=0), x.tokens.shape[1])
+    """Return the cells (q, q), q >= 1: a causal row 0 has one key, and so every head mass 1."""
+    return Targets.of_cells(*diagonal(x, offset=0), x)
 
 
 def first_token(x: ProbeInput) -> Targets:
     """Return the cells (q, 0), q >= 1."""
-    rows, keys = diagonal(x.tokens, first_row=1, offset=0)
-    return Targets.of_cells(rows, torch.zeros_like(keys), x.tokens.shape[1])
+    rows, keys = diagonal(x, offset=0)
+    return Targets.of_cells(rows, torch.where(keys >= 0, x.first_real(), -1), x)
 
 
 def duplicate_token(x: ProbeInput) -> Targets:
     """Return the cells (q, k), k < q, that hold equal tokens."""
-    return Targets.of_cells(*earlier_copies(x), x.tokens.shape[1])
+    return Targets.of_cells(*earlier_copies(x), x)
 
 
 def induction(x: ProbeInput) -> Targets:
     """Return the cells (q, k), k <= q, whose key follows an earlier copy of q's token."""
     rows, copies = earlier_copies(x)
-    return Targets.of_cells(rows, torch.where(copies >= 0, copies + 1, -1), x.tokens.shape[1])
+    return Targets.of_cells(rows, torch.where(copies >= 0, copies + 1, -1), x)
 
 
-def diagonal(tokens: Tokens, *, first_row: int, offset: int) -> tuple[CellList, CellList]:
-    """Return the cells (q, q - offset) from first_row on, the same for every sequence."""
-    batch, n_pos = tokens.shape
-    rows = torch.arange(min(first_row, n_pos), n_pos, device=tokens.device).expand(batch, -1)
-    return rows, rows - offset
+def diagonal(x: ProbeInput, *, offset: int) -> tuple[CellList, CellList]:
+    """Return the cells (q, q - offset) of the rows after the first real one of each sequence."""
+    batch, n_pos = x.tokens.shape
+    rows = torch.arange(1, n_pos, device=x.tokens.device).expand(batch, -1)
+    return rows, torch.where(rows > x.first_real(), rows - offset, -1)
 
 
 def is_special(tokens: Tokens, special_ids: tuple[int, ...]) -> Bool[Tensor, "batch pos"]:
@@ -147,6 +172,8 @@ def earlier_copies(x: ProbeInput) -> tuple[CellList, CellList]:
         equal = x.tokens[:, rows, None] == x.tokens[:, None, :]
         equal &= positions[rows, None] > positions
         equal &= comparable[:, rows, None]
+        if x.real is not None:
+            equal &= x.real[:, None, :]
         sequence, row, key = equal.nonzero(as_tuple=True)
         found.append(torch.stack([sequence, row + start, key]))
     sequence, row, key = torch.cat(found, dim=1)

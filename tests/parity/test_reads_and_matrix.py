@@ -12,8 +12,8 @@ from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.entropy import SILENT_BELOW, entropy_profile
 from probes.heads import score_heads
-from probes.reads import probe_input
 from probes.registry import PROBES, load_function
+from probes.targets import ProbeInput
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -51,7 +51,8 @@ def matrices(model: HookedGPT, batch: Batch, kind: str) -> list[Tensor]:
 def masses_in(pattern: Tensor, batch: Batch, probe: str) -> Tensor:
     """Sum a probe's target cells in the matrix and divide by its rows: [head]."""
     entry = next(entry for entry in PROBES if entry.name == probe)
-    targets = load_function(entry)(probe_input(batch))
+    x = ProbeInput(tokens=batch.tokens, sources=batch.sources, special_ids=(0, 1))
+    targets = load_function(entry)(x)
     wanted = torch.zeros(pattern.shape[0], *pattern.shape[2:], dtype=torch.float64)
     for b, (rows, keys) in enumerate(zip(targets.query_pos, targets.key_pos, strict=True)):
         for row, key in zip(rows.tolist(), keys.tolist(), strict=True):

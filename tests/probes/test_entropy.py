@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lab.reads import AttentionReads
 from probes.entropy import entropy_profile
@@ -104,6 +105,38 @@ def test_batch_is_the_mean_of_its_sequences(small_model, repeating_batch):
     whole = entropy_profile(small_model, repeating_batch)["entropy"]
     alone = [entropy_profile(small_model, repeating_batch[i : i + 1])["entropy"] for i in range(5)]
     np.testing.assert_allclose(whole, np.mean(alone, axis=0), atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_even_head_reaches_the_ceiling_whatever_it_sees(build_model, direction):
+    model = build_model(attention_dir=direction, n_layers=1, n_heads=1)
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q.zero_()
+        model.blocks[0].attn.b_Q.zero_()
+    tokens = torch.tensor([[2, 3, 4, 5, 2, 3], [3, 3, 2, 4, 5, 5]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    for attention_mask in (None, mask):
+        frame = entropy_profile(model, tokens, attention_mask=attention_mask)
+        fewest = 1 if direction == "causal" else 0
+        np.testing.assert_allclose(frame["normalised"][fewest:], 1.0)
+        np.testing.assert_allclose(frame["sink_free_normalised"][2 * fewest :], 1.0)
+        assert frame["silent"].isna().sum() == fewest
+    sharp = 6 if direction == "bidirectional" else 4
+    keys = [sharp, 4 if direction == "bidirectional" else 2]
+    assert frame["entropy"][3] == pytest.approx(np.mean(np.log(keys)))
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_padding_only_moves_the_rows(build_model, repeating_batch, direction):
+    model = build_model(attention_dir=direction)
+    alone = entropy_profile(model, repeating_batch)
+    padded = F.pad(repeating_batch.tokens, (2, 0), value=3)
+    mask = F.pad(torch.ones_like(repeating_batch.tokens), (2, 0))
+    frame = entropy_profile(model, padded, attention_mask=mask)
+    assert frame[frame["query_pos"] < 2]["entropy"].isna().all()
+    moved = frame[frame["query_pos"] >= 2]
+    for name in ("entropy", "normalised", "sink_mass", "sink_free", "sink_free_normalised"):
+        np.testing.assert_allclose(moved[name], alone[name], atol=1e-10)
 
 
 def test_empty_batch_is_refused(small_model):

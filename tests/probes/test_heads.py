@@ -1,17 +1,22 @@
 """score_heads against planted heads, a naive triple loop, exact chance and the traps of input."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lab.reads import AttentionReads
 from lab.tasks.registry import get_task
 from probes import heads as heads_module
 from probes import reads as reads_module
+from probes.entropy import entropy_profile
 from probes.heads import head_masses, score_heads
 from probes.planted import KINDS, PlantedHeads, planted_mass
+from probes.reads import special_ids_of
 from probes.registry import probe_names
 from probes.tables import HEADS
 
@@ -195,14 +200,18 @@ def test_pruned_model_speaks_of_its_original_heads(small_model, repeating_batch)
 
 def test_resting_on_bos_is_no_previous_token_head():
     tokens = torch.tensor([[0, 2, 3, 4, 5]])
-    frame = score_heads(PlantedHeads(("first",), d_vocab=6), tokens, ["previous"])
+    frame = score_heads(
+        PlantedHeads(("first",), d_vocab=6), tokens, ["previous"], special_ids=(0, 1)
+    )
     assert frame["score"].item() < 1e-4
     assert frame["n_rows"].item() == 3
 
 
 def test_without_bos_the_second_row_counts_too():
     tokens = torch.tensor([[2, 3, 4, 5], [0, 3, 4, 5]])
-    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), tokens, ["previous"])
+    frame = score_heads(
+        PlantedHeads(("uniform",), d_vocab=6), tokens, ["previous"], special_ids=(0, 1)
+    )
     assert frame["n_rows"].item() == 3 + 2
     assert frame["score"].item() == pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 3 + 1 / 4) / 5)
 
@@ -216,12 +225,83 @@ def test_mass_on_several_copies_is_summed():
 
 def test_equal_special_tokens_are_no_duplicates():
     tokens = torch.tensor([[0, 2, 1, 0, 1, 3]])
-    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), tokens, ["duplicate", "induction"])
+    model = PlantedHeads(("uniform",), d_vocab=6)
+    frame = score_heads(model, tokens, ["duplicate", "induction"], special_ids=(0, 1))
     assert frame["score"].isna().all()
-    counted = score_heads(
-        PlantedHeads(("uniform",), d_vocab=6), tokens, ["duplicate"], special_ids=()
-    )
+    counted = score_heads(model, tokens, ["duplicate"])
     assert counted["n_rows"].item() == 2
+
+
+def test_ids_that_are_no_words_are_the_tokenizer_s(build_model):
+    tokens = torch.tensor([[0, 1, 0, 1, 5, 5]])
+    model = build_model()
+
+    def n_rows():
+        return score_heads(model, tokens, ["duplicate"])["n_rows"].unique().tolist()
+
+    assert n_rows() == [3]  # an id of plain tokens may be any word
+    model.tokenizer = SimpleNamespace(bos_token_id=5, eos_token_id=5, pad_token_id=None)
+    with_names = special_ids_of(model, tokens)
+    assert with_names == (5,)
+    assert n_rows() == [2]
+    model.tokenizer = get_task("reversal", length=3, n_symbols=4).vocab
+    assert n_rows() == [1]
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_padding_changes_nothing_that_is_scored(build_model, repeating_batch, direction):
+    model = build_model(attention_dir=direction)
+    tokens = repeating_batch.tokens[:, :7]
+    alone = score_heads(model, tokens, special_ids=(0, 1))
+    for left, right in ((2, 0), (0, 3), (1, 1)):
+        padded = F.pad(tokens, (left, right), value=3)
+        mask = F.pad(torch.ones_like(tokens), (left, right))
+        frame = score_heads(model, padded, special_ids=(0, 1), attention_mask=mask)
+        pd.testing.assert_frame_equal(frame, alone, check_exact=False, rtol=0, atol=1e-10)
+    uneven = mask.clone()
+    uneven[0, :4] = 0
+    frame = score_heads(model, padded, ["first"], attention_mask=uneven.bool())
+    assert set(frame["n_rows"]) == {4 * 6 + 3}
+
+
+def test_even_head_of_a_bidirectional_model_is_at_chance(build_model, repeating_batch):
+    model = build_model(attention_dir="bidirectional", n_layers=1)
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q.zero_()
+        model.blocks[0].attn.b_Q.zero_()
+    frame = score_heads(model, repeating_batch)
+    np.testing.assert_allclose(frame["kappa"], 0.0, atol=1e-12)
+    first = frame[frame["probe"] == "first"]
+    np.testing.assert_allclose(first["score"], 1 / repeating_batch.tokens.shape[1])
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(1, 3), r"attention_mask must have the shape \[1, 4\] of the tokens, got"),
+        (torch.zeros(1, 4), r"a real token in every sequence, got a sequence of padding"),
+    ],
+)
+def test_wrong_masks_are_refused(small_model, mask, message):
+    with pytest.raises(ValueError, match=message):
+        score_heads(small_model, torch.tensor([[0, 2, 3, 2]]), attention_mask=mask.bool())
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ([[0, 2]], "a value of type list; pass"),
+        ("abc", "a value of type str; pass"),
+        (torch.tensor([0, 2]), r"a tensor of shape \[2\]; pass"),
+        (torch.zeros(2, 2), "a tensor of float32; pass"),
+    ],
+)
+@pytest.mark.parametrize("probe", [score_heads, entropy_profile])
+def test_what_is_no_tokens_is_told_in_one_line(small_model, probe, given, got):
+    with pytest.raises(ValueError, match=rf"tokens must be a task's batch or .*, got {got}"):
+        probe(small_model, given)
 
 
 def test_palindrome_keeps_positional_sources():
