@@ -16,6 +16,7 @@ from lab.config import SampleConfig, require, require_whole
 from lab.gates import GateTensors, HeadGates
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
+from lab.prompts import Prompts, StopIds, prompt_mask, prompt_tokens, stop_tokens
 from lab.reads import AttentionReads
 from lab.shapes import PositionMask, Tokens
 
@@ -42,16 +43,17 @@ class Step:
 
 def generate(
     model: HookedGPT,
-    tokens: Tokens,
+    tokens: Prompts,
     config: SampleConfig,
     max_new_tokens: int,
     gates: HeadGates | GateTensors | None = None,
-    stop_ids: Sequence[int] = (),
+    stop_ids: StopIds = (),
     *,
     attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
     observe: Observer | None = None,
 ) -> Int[Tensor, "batch new_pos"]:
     """Return the prompts, padding included, with the drawn tokens behind them; see `steps`."""
+    tokens = prompt_tokens(model, tokens)
     drawn = stream(
         model,
         tokens,
@@ -67,11 +69,11 @@ def generate(
 
 def stream(
     model: HookedGPT,
-    tokens: Tokens,
+    tokens: Prompts,
     config: SampleConfig,
     max_new_tokens: int,
     gates: HeadGates | GateTensors | None = None,
-    stop_ids: Sequence[int] = (),
+    stop_ids: StopIds = (),
     *,
     attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
     observe: Observer | None = None,
@@ -92,11 +94,11 @@ def stream(
 
 def steps(
     model: HookedGPT,
-    tokens: Tokens,
+    tokens: Prompts,
     config: SampleConfig,
     max_new_tokens: int,
     gates: HeadGates | GateTensors | None = None,
-    stop_ids: Sequence[int] = (),
+    stop_ids: StopIds = (),
     *,
     attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
     observe: Observer | None = None,
@@ -110,13 +112,13 @@ def steps(
 
     Args:
         model: The model.
-        tokens: Prompts of one length (see `left_padded`).
+        tokens: Prompts of one length (see `left_padded`), as ids or, with a tokenizer, texts.
         config: Temperature, top-k, top-p and seed.
         max_new_tokens: Draw at most so many tokens.
         gates: Interventions on heads, for the prompt and every drawn token; positions are those of
             the whole sequence.
-        stop_ids: A sequence ends with the first of these; in a batch it repeats it until all others
-            have ended.
+        stop_ids: A sequence ends with the first of these ids, or texts of one token; in a batch it
+            repeats it until all others have ended.
         attention_mask: True (or 1) at the tokens of the prompts, False at the padding before them,
             which changes nothing; None: no padding.
         observe: Called with (layer, AttentionReads) at every step.
@@ -125,12 +127,13 @@ def steps(
         ValueError: At once, not at the first token: an empty prompt, ids outside the vocabulary,
             padding behind a prompt, a bidirectional model, or more tokens than fit in n_ctx.
     """
-    check_request(model, tokens, max_new_tokens, stop_ids)
+    tokens, stops = prompt_tokens(model, tokens), stop_tokens(model, stop_ids)
+    check_request(model, tokens, max_new_tokens, stops)
     require(config.seed < 2**64, "seed", "below 2**64", config.seed)
-    real = checked_padding(tokens, attention_mask)
+    real = checked_padding(tokens, prompt_mask(attention_mask))
     if isinstance(gates, HeadGates):
         gates = gates.tensors(model)
-    return _steps(model, tokens, config, max_new_tokens, gates, tuple(stop_ids), real, observe)
+    return _steps(model, tokens, config, max_new_tokens, gates, stops, real, observe)
 
 
 def _steps(
