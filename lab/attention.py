@@ -139,7 +139,8 @@ def fused_attention(
 
     Query heads may share key heads: the kernel reads a shared one where it stands.
     """
-    n_query, n_key, shared = q.shape[1], k.shape[1], k.shape[2] < q.shape[2]
+    n_query, n_key = q.shape[1], k.shape[1]
+    shared = bool(k.shape[2] < q.shape[2])  # torch.jit.trace makes a tensor of it
     if 0 in q.shape:  # a layer whose heads were all pruned: there is nothing to hand the kernel
         return v.new_zeros(*q.shape[:3], v.shape[3])
     if n_query == 1:

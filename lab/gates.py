@@ -95,6 +95,34 @@ class GateTensors:
         return g * z if fill is None else g * z + (1 - g) * fill
 
 
+def check_gates(gates: Any, config: ModelConfig, batch: int) -> None:
+    """Raise ValueError unless gates are GateTensors of a model's size; see GateTensors.
+
+    Args:
+        gates: What forward was handed.
+        config: The model, whose heads count by their original ids: a pruned one has them all here.
+        batch: Sequences of this call.
+    """
+    if not isinstance(gates, GateTensors):
+        got = list(gates.shape) if isinstance(gates, Tensor) else quoted(gates)
+        raise ValueError(
+            "gates must be HeadGates or GateTensors, "
+            f"got {type(gates).__name__} {got}; see HeadGates.ablate"
+        )
+    sizes = (config.n_layers, config.n_heads)
+    for name, values, rest in (("g", gates.g, ()), ("fill", gates.fill, (config.head_width,))):
+        if values is None:
+            continue
+        shape = tuple(values.shape)
+        fits = len(shape) == 4 + len(rest) and (shape[0], *shape[3:]) == (*sizes, *rest)
+        if not (fits and (shape[1] == 1 or shape[1] == batch)):
+            wanted = ", ".join(map(str, (sizes[0], f"1 or {batch}", "1 or pos", sizes[1], *rest)))
+            raise ValueError(
+                f"{name} of the gates must be of shape [{wanted}] for this model and batch, "
+                f"got {list(shape)}"
+            )
+
+
 def at_positions(values: Tensor, positions: Positions) -> Tensor:
     """Take the values of these positions along axis 1, unless it is broadcast."""
     if values.shape[1] == 1:

@@ -38,6 +38,20 @@ class KeyValueCache:
         self.weights: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_weights else None
         """Weights and biases of q, k and v of each layer, side by side; None: they are not kept."""
 
+    def check(self, n_layers: int, batch: int) -> None:
+        """Raise ValueError unless the next positions can be those of such a model and batch."""
+        if len(self.layers) != n_layers:
+            raise ValueError(
+                f"kv_cache must be of as many layers as the model, {n_layers}, "
+                f"got {len(self.layers)}; start a new one: KeyValueCache({n_layers})"
+            )
+        first = self.layers[0] if self.length else None
+        if first is not None and first[0].shape[0] != batch:
+            raise ValueError(
+                f"a kv_cache must be used with one batch, got {batch} sequences after "
+                f"{first[0].shape[0]}; start a new one for other sequences"
+            )
+
     def extend_mask(
         self, mask: Bool[Tensor, "batch pos"] | None, batch: int, n_pos: int
     ) -> Bool[Tensor, "batch key_pos"] | None:

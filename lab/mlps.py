@@ -22,9 +22,14 @@ def solu(pre: Tensor) -> Tensor:
     return pre * F.softmax(pre, dim=-1)
 
 
+def gelu_new(pre: Tensor) -> Tensor:
+    """Return GELU by its tanh approximation: no lambda, because a model can be pickled."""
+    return F.gelu(pre, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_new": gelu_new,
     "relu": F.relu,
     "silu": F.silu,
     "solu": solu,

@@ -32,8 +32,9 @@ from lab.attention import (
 )
 from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_weight
-from lab.gates import GateTensors, HeadGates
+from lab.gates import GateTensors, HeadGates, check_gates
 from lab.initial import draw_parameters
+from lab.inputs import check_layer, check_residual, checked_ids, checked_mask
 from lab.kv_cache import KeyValueCache
 from lab.lens.surface import TransformerLensSurface
 from lab.lens.view import HookedGPTConfig
@@ -47,7 +48,7 @@ from lab.positions import (
     turned,
 )
 from lab.reads import AttentionReads
-from lab.shapes import HeadVectors, Logits, PositionMask, Resid, Tokens
+from lab.shapes import GivenMask, HeadVectors, Logits, Resid, Tokens
 from lab.taps import hooked, listened, tap
 
 AttentionPath = Literal["auto", "fused", "explicit"]
@@ -362,7 +363,7 @@ class HookedGPT(TransformerLensSurface):
         gates: HeadGates | GateTensors | None = None,
         observe: Observer | None = None,
         attention: AttentionPath = "auto",
-        attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+        attention_mask: GivenMask | None = None,
         kv_cache: KeyValueCache | None = None,
         last_only: bool = False,
         start_at_layer: int | None = None,
@@ -373,7 +374,8 @@ class HookedGPT(TransformerLensSurface):
         Args:
             input: Token ids (or a text, where there is a tokenizer), or with start_at_layer the
                 residual stream before that layer.
-            return_type: "logits" [batch, pos, d_vocab]; "loss", the mean of -ln p(next token);
+            return_type: "logits" [batch, pos, d_vocab]; "loss", the mean of -ln p(next token), NaN
+                where attention_mask leaves none to predict;
                 "both", the pair; None, nothing (for observers: then the last layer stops after its
                 reads, unless a hook stands on it).
             loss_per_token: Return the loss of each position but the last: [batch, pos - 1].
@@ -383,7 +385,8 @@ class HookedGPT(TransformerLensSurface):
             attention: "auto" builds scores and pattern only in layers where a hook listens on them;
                 "explicit" always, norms in steps too; "fused" never, and refuses such hooks.
             attention_mask: True (or 1) at real tokens, False at padding, which may stand on the
-                left, on the right or both. Padding is seen by nobody and shifts no position.
+                left, on the right or both: [batch, pos] of this call's tokens, or [1, pos] for all
+                sequences. Padding is seen by nobody and shifts no position.
             kv_cache: Holds the positions computed before; input then holds the new ones only.
             last_only: Normalise and unembed the last position only: logits [batch, 1, d_vocab].
             start_at_layer: First layer to run; negative counts from the end.
@@ -393,8 +396,8 @@ class HookedGPT(TransformerLensSurface):
             What return_type says, or with stop_at_layer the residual stream.
 
         Raises:
-            ValueError: Too many positions, token ids out of range, or arguments that exclude each
-                other.
+            ValueError: Too many positions, token ids out of range, arguments of another shape or
+                type than the model reads, or that exclude each other, or a loss of nothing.
         """
         require_choice("attention", attention, ("auto", "fused", "explicit"))
         if not torch.compiler.is_compiling():
@@ -405,19 +408,36 @@ class HookedGPT(TransformerLensSurface):
             raise ValueError(
                 "kv_cache must be used with all layers, got start_at_layer or stop_at_layer"
             )
+        config = self.config
+        check_layer("start_at_layer", start_at_layer, config.n_layers)
+        check_layer("stop_at_layer", stop_at_layer, config.n_layers)
+        if start_at_layer is not None:
+            check_residual(input, config)
+        elif not isinstance(input, Tensor) or input.ndim == 1:
+            input = self.to_tokens(input)
+        if start_at_layer is None:
+            input = checked_ids(input)
+        batch, n_pos = input.shape[:2]
         if isinstance(gates, HeadGates):
             gates = gates.tensors(self)
         if gates is not None:
+            check_gates(gates, config, batch)
             gates = gates.like(self.W_E)
-        if not isinstance(input, Tensor) or input.ndim == 1:
-            input = self.to_tokens(input)
-        batch, n_pos = input.shape[:2]
-        real = None if attention_mask is None else attention_mask.bool()
-        first_pos = 0 if kv_cache is None else kv_cache.length
+        real = None
+        if attention_mask is not None:
+            real = checked_mask(attention_mask, batch, n_pos, input.device)
+        first_pos = 0
         if kv_cache is not None:
+            if config.attention_dir != "causal":
+                raise ValueError(
+                    "kv_cache must be used with a causal model, got attention_dir = "
+                    f"{config.attention_dir!r}: its earlier positions change with later ones"
+                )
+            kv_cache.check(config.n_layers, batch)
+            first_pos = kv_cache.length
             real = kv_cache.extend_mask(real, batch, n_pos)
         positions = token_positions(real, first_pos, n_pos, input.device)
-        turns, config = None, self.config
+        turns = None
         if config.rotary_width:
             base, width = config.rotary_base, config.rotary_width
             turns = rotary_turns(positions, base, width, self.W_E.dtype)
@@ -426,7 +446,7 @@ class HookedGPT(TransformerLensSurface):
         run = Pass(
             positions=positions,
             first_pos=first_pos,
-            sight=Sight(causal=self.config.attention_dir == "causal", real=real),
+            sight=Sight(causal=config.attention_dir == "causal", real=real),
             gates=gates,
             observe=observe,
             path=attention,
@@ -449,11 +469,32 @@ class HookedGPT(TransformerLensSurface):
         logits = self.unembed(self.ln_final(residual, attention == "explicit"))
         if return_type == "logits":
             return logits
-        targets = tokens if tokens is not None else input
-        if targets.ndim != 2:
+        if tokens is None and start_at_layer is not None:
             raise ValueError("a loss with start_at_layer needs tokens=, got none")
+        targets = input if tokens is None else checked_ids(tokens, "tokens")
+        self.check_loss(logits, targets, loss_per_token)
+        real = None if real is None else real[:, first_pos:]
         loss = next_token_loss(logits, targets, real, loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
+
+    def check_loss(self, logits: Logits, targets: Tokens, per_token: bool) -> None:
+        """Raise ValueError unless these logits predict these tokens, at least one of them."""
+        config = self.config
+        if config.vocab_out < config.d_vocab:
+            raise ValueError(
+                f"d_vocab_out must be at least d_vocab = {config.d_vocab} for a loss of the next "
+                f"token, got {config.vocab_out}; compute the loss from the logits"
+            )
+        if targets.shape != logits.shape[:2]:
+            raise ValueError(
+                f"tokens must be of shape {list(logits.shape[:2])}, one for each position of "
+                f"input, got {list(targets.shape)}"
+            )
+        if not (per_token or (targets.shape[0] and targets.shape[1] > 1)):
+            raise ValueError(
+                "a loss must be of 1 or more sequences of at least 2 tokens, "
+                f"got shape {list(targets.shape)}: nothing is predicted"
+            )
 
     def embed_input(self, tokens: Tokens, run: Pass) -> Resid:
         """Return the residual stream before the first layer."""
@@ -481,7 +522,7 @@ class HookedGPT(TransformerLensSurface):
         gates: HeadGates | GateTensors | None = None,
         *,
         stop_ids: Sequence[int] = (),
-        attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+        attention_mask: GivenMask | None = None,
         observe: Observer | None = None,
     ) -> Int[Tensor, "batch new_pos"]:
         """Return the tokens with max_new_tokens drawn after them; see lab.generation.steps."""

@@ -16,4 +16,6 @@ Pattern = Float[Tensor, "batch head query_pos key_pos"]
 RowValue = Float[Tensor, "batch head query_pos"]
 """One number for each query row: log-sum-exp, entropy."""
 PositionMask = Bool[Tensor, "batch pos"]
+GivenMask = Bool[Tensor, "#batch pos"] | Int[Tensor, "#batch pos"]
+"""An attention_mask as callers give it: True or 1 at real tokens, one row for all or for each."""
 HeadScore = Float[Tensor, "layer head"]

@@ -68,3 +68,143 @@ def test_a_block_works_in_whatever_layer_it_stands(move: object) -> None:
     parts = [model(part, kv_cache=cache) for part in ids().split([5, 3], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), fresh(ids()))
     assert torch.equal(model.generate(ids(), 4), fresh.generate(ids(), 4))
+
+
+@torch.no_grad()
+def test_one_row_of_a_mask_stands_for_all_sequences() -> None:
+    model, row = small(), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])
+    each = row.expand(3, -1)
+    for return_type in ("logits", "loss"):
+        whole = model(ids(), return_type, attention_mask=each.bool())
+        assert torch.equal(model(ids(), return_type, attention_mask=row), whole)
+    assert torch.equal(
+        model.generate(ids(), 3, attention_mask=row), model.generate(ids(), 3, attention_mask=each)
+    )
+
+
+@torch.no_grad()
+def test_a_loss_through_a_cache_counts_the_new_tokens() -> None:
+    model, mask = small(), torch.ones(3, 8, dtype=torch.bool)
+    mask[1, :2] = False
+    whole = model(ids(), "loss", True, attention_mask=mask)
+    cache = KeyValueCache(2)
+    parts = [
+        model(some, "loss", True, attention_mask=real, kv_cache=cache)
+        for some, real in zip(ids().split(4, dim=1), mask.split(4, dim=1), strict=True)
+    ]
+    torch.testing.assert_close(parts[0], whole[:, :3])
+    torch.testing.assert_close(parts[1], whole[:, 4:])
+
+
+def test_int32_ids_are_ids() -> None:
+    model = small()
+    short = ids().int()
+    assert torch.equal(model(short, "loss"), model(ids(), "loss"))
+    assert torch.equal(model.generate(short, 3), model.generate(ids(), 3))
+    residual = model(short, stop_at_layer=1)
+    loss = model(residual, "loss", tokens=short, start_at_layer=1)
+    assert torch.equal(loss, model(ids(), "loss"))
+
+
+@pytest.mark.parametrize("act_fn", ["gelu_new", "solu_ln"])
+def test_a_model_can_be_pickled(act_fn: str) -> None:
+    model = small(act_fn=act_fn)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(ids()), model(ids()))
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_a_model_can_be_traced() -> None:
+    model = small(n_key_value_heads=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, ids())
+    torch.testing.assert_close(traced(ids()), model(ids()))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-2, 2), (0, -1), (-1, None), (2, None)])
+@torch.no_grad()
+def test_layers_count_as_in_a_slice(start: int, stop: int | None) -> None:
+    model, residual = small(), torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(1))
+    expected = residual
+    for layer in range(2)[start:stop]:
+        expected = model(expected, start_at_layer=layer, stop_at_layer=layer + 1)
+    if stop is None:
+        expected = model(expected, start_at_layer=2)
+    assert torch.equal(model(residual, start_at_layer=start, stop_at_layer=stop), expected)
+
+
+def gates_of(*g: int, fill: tuple[int, ...] | None = None) -> dict[str, GateTensors]:
+    """GateTensors of these shapes, as a keyword."""
+    return {"gates": GateTensors(g=torch.ones(g), fill=None if fill is None else torch.zeros(fill))}
+
+
+STREAM = torch.zeros(1, 8, 16)
+REFUSED = [
+    (
+        {"attention_mask": torch.ones(3, 8)},
+        "attention_mask must be a tensor of booleans .* float32",
+    ),
+    ({"attention_mask": [[1] * 8] * 3}, "attention_mask must be a tensor of booleans"),
+    ({"attention_mask": torch.full((3, 8), 2)}, "attention_mask must be 1 at .* got 2 to 2"),
+    ({"attention_mask": torch.ones(2, 8).bool()}, r"attention_mask must be of shape \(3, 8\)"),
+    ({"attention_mask": torch.ones(8).bool()}, r"attention_mask must be of shape \(3, 8\)"),
+    (
+        {"attention_mask": torch.ones(3, 9).bool(), "kv_cache": KeyValueCache(2)},
+        r"attention_mask must be of shape \(3, 8\), got \(3, 9\)",
+    ),
+    ({"kv_cache": KeyValueCache(3)}, r"kv_cache must be of as many layers .* 2, got 3"),
+    (gates_of(2, 1, 1, 8), r"g of the gates must be .* \[2, 1 or 3, 1 or pos, 4\] .* 8\]"),
+    (gates_of(5, 1, 1, 4), r"g of the gates must be .* got \[5, 1, 1, 4\]"),
+    (gates_of(2, 2, 1, 4), r"g of the gates must be .* got \[2, 2, 1, 4\]"),
+    (gates_of(2, 1, 1, 4, fill=(2, 1, 1, 4, 3)), r"fill of the gates must be .* 4, 4\] .* 3\]"),
+    ({"gates": torch.ones(2, 1, 1, 4)}, "gates must be HeadGates or GateTensors, got Tensor"),
+    ({"gates": [(0, 1)]}, "gates must be HeadGates or GateTensors, got list"),
+    ({"stop_at_layer": 99}, "stop_at_layer must be a whole number from -2 to n_layers = 2"),
+    ({"stop_at_layer": True}, "stop_at_layer must be"),
+    ({"input": STREAM, "start_at_layer": -5}, "start_at_layer must be .* got -5"),
+    (
+        {"input": torch.zeros(1, 13, 16), "start_at_layer": 1},
+        r"input with start_at_layer must be .* n_ctx = 12 positions, got .* \[1, 13, 16\]",
+    ),
+    ({"input": ids(), "start_at_layer": 1}, "input with start_at_layer must be a residual"),
+    ({"input": STREAM, "start_at_layer": 1, "return_type": "loss"}, "needs tokens="),
+    (
+        {"input": STREAM, "start_at_layer": 1, "return_type": "loss", "tokens": ids()},
+        r"tokens must be of shape \[1, 8\]",
+    ),
+    *(
+        ({"input": ids().to(dtype)}, f"token ids must be int64 or int32 .* got {name} of shape")
+        for dtype, name in (
+            (torch.float32, "float32"),
+            (torch.bool, "bool"),
+            (torch.int16, "int16"),
+            (torch.uint8, "uint8"),
+        )
+    ),
+    ({"input": torch.tensor(3)}, r"token ids must be .* got int64 of shape \[\]"),
+    ({"input": ids().unsqueeze(0)}, r"token ids must be .* got int64 of shape \[1, 3, 8\]"),
+    ({"input": ids(3, 1), "return_type": "loss"}, "a loss must be of .* at least 2 tokens"),
+    ({"input": ids(0), "return_type": "both"}, r"a loss must be of 1 or more .* \[0, 8\]"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+@pytest.mark.usefixtures("as_a_user")
+def test_refusals(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^.*{message}") as error:
+        small()(**{"input": ids(), **given})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "message"),
+    [
+        ({"attention_dir": "bidirectional"}, {"kv_cache": KeyValueCache(2)}, "causal model"),
+        ({"d_vocab_out": 5}, {"return_type": "loss"}, "d_vocab_out must be at least d_vocab = 11"),
+    ],
+)
+def test_refusals_of_a_kind_of_model(
+    changes: dict[str, object], given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**changes)(ids(), **given)
