@@ -21,11 +21,12 @@ from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
 from lab.naming import head_label, unknown_name
 from lab.reads import AttentionReads
-from lab.shapes import Logits, Resid
+from lab.shapes import Logits, Resid, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.reads import (
     TOKENS_AT_ONCE,
+    as_batch,
     model_device,
     observe_layers,
     probe_input,
@@ -48,7 +49,7 @@ Fill = Float[Tensor, "layer 1 pos head d_head"]
 
 def ablation_sweep(
     model: HookedGPT,
-    batch: Batch,
+    batch: Batch | Tokens,
     mode: str = "zero",
     *,
     reference: Reference | None = None,
@@ -63,17 +64,20 @@ def ablation_sweep(
 
     Args:
         model: A HookedGPT.
-        batch: Sequences of a task, with the rows that its loss counts.
+        batch: Sequences of a task, with the rows that its loss counts; or plain tokens,
+            whose loss and accuracy are those of every next token (exact_match: of all in a row).
         mode: "zero" or "mean"; a mean needs a reference.
         reference: What fills the gap in mode "mean"; see `mean_reference`.
         metrics: Names out of METRICS in `probes.tables`.
         seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: An unknown mode or metric, a mean without a reference, or an empty batch.
+        ValueError: An unknown mode or metric, a mean without a reference, an empty batch, or
+            neither a batch nor token ids.
     """
     wanted = check_request(mode, reference, metrics)
     x = probe_input(model, batch)
+    batch = as_batch(batch)
     fill = None if mode == "zero" or reference is None else reference.z.unsqueeze(1)
     variants = all_variants(model.config)
     totals = sweep_totals(model, batch, variants, fill)
@@ -110,7 +114,11 @@ def ablation_sweep(
 
 
 def mean_reference(
-    model: HookedGPT, batch: Batch, *, name: str = "reference", per_position: bool = True
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    *,
+    name: str = "reference",
+    per_position: bool = True,
 ) -> Reference:
     """Return the mean z of every head over a set of sequences, to fill the gaps of mean ablations.
 

@@ -81,7 +81,8 @@ def score_heads(
         seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: An unknown probe, one that the input does not allow, or an empty batch.
+        ValueError: An unknown probe, one that the input does not allow, an empty batch, neither a
+            batch nor token ids, or a hook on scores or pattern, whose edit no probe would see.
     """
     tables = head_masses(
         model, batch_or_tokens, probes, special_ids=special_ids, attention_mask=attention_mask

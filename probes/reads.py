@@ -10,12 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
 
 from lab.config import ModelConfig
 from lab.families.token_text import token_vocab
 from lab.reads import AttentionReads
 from lab.runtime import versions
 from lab.shapes import PositionMask, Tokens
+from lab.taps import listened
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SEP_ID, Vocab
 from probes.tables import digest
@@ -124,6 +126,20 @@ def require_tokens(value: Any) -> Tokens:
     )
 
 
+def as_batch(batch_or_tokens: Batch | Tokens) -> Batch:
+    """Return a task's batch as it is; of plain tokens, one whose loss counts every next token.
+
+    Raises:
+        ValueError: Neither a batch nor token ids.
+    """
+    if isinstance(batch_or_tokens, Batch):
+        return batch_or_tokens
+    tokens = require_tokens(batch_or_tokens)
+    loss_mask = torch.ones_like(tokens, dtype=torch.bool)
+    loss_mask[:, -1:] = False  # the last row predicts nothing that is given
+    return Batch(tokens, loss_mask, torch.full_like(tokens, -1).unsqueeze(2))
+
+
 def real_tokens(mask: Mask, tokens: Tokens) -> PositionMask:
     """Return an attention mask as True and False, on the device of the tokens."""
     if mask.shape != tokens.shape:
@@ -184,12 +200,30 @@ def slices_of(
 def observe_layers(
     model: ReadableModel, tokens: Tokens, observe: Observer, real: PositionMask | None = None
 ) -> None:
-    """Run the model on some sequences and show each layer's reads, in layer order."""
+    """Run the model on some sequences and show each layer's reads, in layer order.
+
+    Raises:
+        ValueError: A hook stands on scores or pattern, whose edits no probe would see.
+    """
+    require_unhooked(model)
     if real is None:
         model.forward(tokens, return_type=None, observe=observe)
     else:
         forward: Any = model.forward  # stand-ins of tests take no mask
         forward(tokens, return_type=None, observe=observe, attention_mask=real)
+
+
+def require_unhooked(model: ReadableModel) -> None:
+    """Refuse hooks on scores and pattern: reads are made of q and k, from before such an edit."""
+    if not isinstance(model, nn.Module):
+        return
+    for name, module in model.named_modules():
+        late = name.endswith((".hook_attn_scores", ".hook_pattern"))
+        if late and isinstance(module, HookPoint) and listened(module):
+            raise ValueError(
+                f"a probed model must have no hook on scores or pattern, got one on {name}: probes "
+                "read q and k, from before it; call model.reset_hooks() or edit hook_q and hook_k"
+            )
 
 
 def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:

@@ -121,3 +121,18 @@ def test_wrong_requests_are_refused(small_model, repeating_batch, request_, mess
         ablation_sweep(small_model, repeating_batch, **request_)
     with pytest.raises(ValueError, match="got 0 sequences"):
         ablation_sweep(small_model, repeating_batch[:0])
+
+
+def test_plain_tokens_are_scored_on_every_next_token(small_model, repeating_batch):
+    tokens = repeating_batch.tokens
+    frame = ablation_sweep(
+        small_model, tokens, "mean", reference=mean_reference(small_model, tokens)
+    )
+    rows = frame[frame["heads"] == "L0H1"].set_index("metric")
+    logits = small_model(tokens)
+    assert rows["baseline"]["loss"] == pytest.approx(small_model(tokens, "loss").item(), abs=1e-12)
+    right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
+    assert rows["baseline"]["token_accuracy"] == pytest.approx(right.double().mean().item())
+    assert rows["baseline"]["exact_match"] == right.all(1).double().mean().item()
+    assert np.isfinite(frame["delta"]).all()
+    assert np.isnan(ablation_sweep(small_model, tokens[:, :1], metrics=["loss"])["baseline"]).all()

@@ -13,6 +13,7 @@ from lab.reads import AttentionReads
 from lab.tasks.registry import get_task
 from probes import heads as heads_module
 from probes import reads as reads_module
+from probes.ablation import ablation_sweep
 from probes.entropy import entropy_profile
 from probes.heads import head_masses, score_heads
 from probes.planted import KINDS, PlantedHeads, planted_mass
@@ -298,7 +299,7 @@ def test_wrong_masks_are_refused(small_model, mask, message):
         (torch.zeros(2, 2), "a tensor of float32; pass"),
     ],
 )
-@pytest.mark.parametrize("probe", [score_heads, entropy_profile])
+@pytest.mark.parametrize("probe", [score_heads, entropy_profile, ablation_sweep])
 def test_what_is_no_tokens_is_told_in_one_line(small_model, probe, given, got):
     with pytest.raises(ValueError, match=rf"tokens must be a task's batch or .*, got {got}"):
         probe(small_model, given)
@@ -362,3 +363,16 @@ def test_every_kind_can_be_planted():
     with pytest.raises(ValueError, match=r"unknown planted head 'unifrom'.*'uniform'"):
         PlantedHeads(("unifrom",), d_vocab=6).reads(tokens)
     assert planted_mass(math.log(3.0), 1) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("name", ["hook_pattern", "hook_attn_scores"])
+@pytest.mark.parametrize("probe", [score_heads, entropy_profile])
+def test_edit_that_no_probe_would_see_is_refused(build_model, repeating_batch, probe, name):
+    model = build_model()
+    model.add_hook(f"blocks.1.attn.{name}", lambda x, hook: x * 0)
+    with pytest.raises(ValueError, match=rf"no hook on .*, got one on blocks.1.attn.{name}: "):
+        probe(model, repeating_batch)
+    model.reset_hooks()
+    model.add_hook("blocks.1.attn.hook_q", lambda x, hook: x * 0)
+    evenly = score_heads(model, repeating_batch, ["first"])
+    np.testing.assert_allclose(evenly[evenly["layer"] == 1]["kappa"], 0.0, atol=1e-12)
