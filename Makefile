@@ -49,7 +49,7 @@ slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
 
 bench: $(DEV) ## Measure against other libraries, side by side, and write docs/benchmarks.md
-	@$(BIN)/python -m tests.benchmarks $(ARGS)
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.benchmarks $(ARGS)
 
 golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
 	@$(BIN)/pytest tests/golden $(ARGS)
