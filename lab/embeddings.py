@@ -1,5 +1,6 @@
 """Both ends of a model: token ids to the residual stream, and the stream to logits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,6 +54,13 @@ class PosEmbed(nn.Module):
             self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
         self.initial_std = config.initial_std
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PosEmbed":
+        """Move or cast the module; waves are computed anew, so that no cast leaves its rounding."""
+        super()._apply(fn, recurse)
+        if not isinstance(self.W_pos, nn.Parameter):
+            self.W_pos = sinusoidal_positions(*self.W_pos.shape).to(self.W_pos)
+        return self
+
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
@@ -93,13 +101,17 @@ class TiedUnembed(nn.Module):
         """Share the embedding's parameter."""
         super().__init__()
         self.b_U = nn.Parameter(torch.zeros(config.d_vocab))
-        self._shared = (embed,)  # in a tuple, so that it is not registered a second time
+        self.tie(embed)
         self.hook_in, self.hook_out = HookPoint(), HookPoint()
         self.register_state_dict_post_hook(write_tied_weight)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Set the bias to 0; the weight is the embedding's."""
         draw_parameters(self, 0.0, generator)
+
+    def tie(self, embed: Embed) -> None:
+        """Share the parameter of an embedding: a model that gets another one calls this."""
+        self._shared = (embed,)  # in a tuple, so that it is not registered a second time
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:

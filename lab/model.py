@@ -343,6 +343,13 @@ class HookedGPT(TransformerLensSurface):
         self.init_weights()
         self.setup()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Put a part in its place; a tied unembedding follows the embedding."""
+        super().__setattr__(name, value)
+        unembed = self.__dict__.get("_modules", {}).get("unembed")
+        if name == "embed" and isinstance(unembed, TiedUnembed):
+            unembed.tie(value)
+
     def init_weights(self) -> None:
         """Draw every parameter from config.seed; the global generator is left alone."""
         self.reset_parameters(torch.Generator().manual_seed(self.config.seed))

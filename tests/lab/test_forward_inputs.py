@@ -208,3 +208,27 @@ def test_refusals_of_a_kind_of_model(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         small(**changes)(ids(), **given)
+
+
+def test_waves_are_exact_in_whatever_type_the_model_was_before() -> None:
+    model = small(positional_embedding_type="sinusoidal")
+    waves = model.W_pos.clone()
+    assert torch.equal(model.bfloat16().W_pos, waves.bfloat16())
+    assert torch.equal(model.float().W_pos, waves)
+    assert (model.double().W_pos - waves).abs().max() > 1e-9
+    assert "pos_embed.W_pos" not in model.state_dict()
+    copied = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copied(ids()), model(ids()))
+
+
+@torch.no_grad()
+def test_a_tied_unembedding_follows_its_embedding() -> None:
+    model, other = small(tie_word_embeddings=True), small(tie_word_embeddings=True, seed=8)
+    model = copy.deepcopy(model)
+    model.embed = other.embed
+    assert torch.equal(model.W_U, model.W_E.T)
+    fresh = small(tie_word_embeddings=True)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(model(ids()), fresh(ids()))
+    model.embed.W_E.zero_()
+    assert not model(ids()).any()
