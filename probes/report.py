@@ -23,6 +23,7 @@ from lab.evaluation import Evaluation, evaluate
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
 from lab.runs import WEIGHTS, Run, update_derived
+from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
@@ -34,6 +35,7 @@ from probes.heads import score_heads
 from probes.intervals import FEW_SEQUENCES
 from probes.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
 from probes.page import report_page
+from probes.reads import as_batch, probe_input
 from probes.tables import csv_text, json_rows, json_text, parquet_bytes
 
 SCHEMA_VERSION = 1
@@ -68,6 +70,10 @@ class Subject:
     reference: Batch
     """Other sequences, whose means fill the gaps of mean ablations."""
     vocab: Vocab | None
+    plain: bool = False
+    """Whether the sequences are plain tokens, of which no task says where answers come from."""
+    special_ids: tuple[int, ...] | None = None
+    """Ids that are no words; None: what score_heads takes by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,8 +94,8 @@ def write_report(
     run_or_model: Run | HookedGPT,
     out_dir: str | Path | None = None,
     *,
-    batch: Batch | None = None,
-    reference: Batch | None = None,
+    batch: Batch | Tokens | None = None,
+    reference: Batch | Tokens | None = None,
     vocab: Vocab | None = None,
     n_sequences: int = 500,
     command: str | None = None,
@@ -97,12 +103,15 @@ def write_report(
     """Probe a model and write heads.csv, Parquet tables, report.json, report.html and figures.
 
     A run is probed on unseen sequences of its own task, a bare model on those given or, by default,
-    on random tokens said twice. Killed at any moment, the place holds the old report or none.
+    on random tokens said twice, after its tokenizer's BOS; id 0 stands there for a model without a
+    tokenizer, or whose tokenizer has no BOS. Killed at any moment, the place holds the old report
+    or none.
 
     Args:
         run_or_model: A run (the files go into its folder unless out_dir is given) or a model.
         out_dir: Where the files go; a new folder, or one whose report is replaced.
-        batch: For a model: the sequences to look at.
+        batch: For a model: the sequences to look at; of plain tokens every next one is an answer,
+            and probes of the task's sources are left out.
         reference: For a model: others, whose means fill the gaps of mean ablations; None: the same.
         vocab: For a model: names of the token ids.
         n_sequences: Sequences that probes and ablations look at.
@@ -158,17 +167,21 @@ def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | 
 
 def model_subject(
     model: HookedGPT,
-    batch: Batch | None,
-    reference: Batch | None,
+    given: Batch | Tokens | None,
+    reference: Batch | Tokens | None,
     vocab: Vocab | None,
     n_sequences: int,
     command: str | None,
 ) -> Subject:
     """Return what there is to probe of a bare model."""
-    if batch is None:
-        batch = repeated_tokens(model.config, n_sequences, seed=0)
-        reference = repeated_tokens(model.config, REFERENCE_SEQUENCES, seed=1)
-    batch = batch[:n_sequences]
+    special_ids, plain = None, not isinstance(given, Batch)
+    if given is None:
+        bos_id = start_id(model)
+        given = repeated_tokens(model.config, n_sequences, seed=0, bos_id=bos_id)
+        reference = repeated_tokens(model.config, REFERENCE_SEQUENCES, seed=1, bos_id=bos_id)
+        special_ids, plain = (bos_id,), False
+    probe_input(model, given)  # says what is wrong with it
+    batch = as_batch(given)[:n_sequences]
     unknown: dict[str, Any] = dict.fromkeys(("run", "task", "step", "checkpoint_sha256", "seed"))
     return Subject(
         model=model,
@@ -177,26 +190,36 @@ def model_subject(
         facts=unknown,
         accuracy_batch=batch,
         batch=batch,
-        reference=batch if reference is None else reference,
+        reference=batch if reference is None else as_batch(reference),
         vocab=vocab,
+        plain=plain,
+        special_ids=special_ids,
     )
 
 
-def repeated_tokens(config: ModelConfig, n: int, *, seed: int) -> Batch:
+def start_id(model: HookedGPT) -> int:
+    """Return the id of the BOS of a model's tokenizer; without one, that of `lab.vocab`."""
+    bos_id = getattr(model.tokenizer, "bos_token_id", None)
+    return bos_id if bos_id is not None and bos_id < model.config.d_vocab else BOS_ID
+
+
+def repeated_tokens(config: ModelConfig, n: int, *, seed: int, bos_id: int = BOS_ID) -> Batch:
     """Return BOS and a block of different random tokens, twice: what most probes can be read on.
 
     The answers are the second block, whose sources stand in the first.
     """
     low = len(SPECIAL_SYMBOLS)
-    block = min(REPEATED, (config.n_ctx - 1) // 2, config.d_vocab - low)
+    n_words = config.d_vocab - low - (bos_id >= low)
+    block = min(REPEATED, (config.n_ctx - 1) // 2, n_words)
     if block < 2:
         raise ValueError(
             "batch must be given for a model of fewer than 5 positions or 4 token ids, got None; "
             "pass write_report(model, path, batch=...)"
         )
-    draws = np.random.default_rng(seed).random((n, config.d_vocab - low)).argsort(axis=1)
+    draws = np.random.default_rng(seed).random((n, n_words)).argsort(axis=1)
     first = torch.from_numpy(draws[:, :block] + low)
-    tokens = torch.cat([torch.full((n, 1), BOS_ID), first, first], dim=1)
+    first = first + ((first >= bos_id) & (bos_id >= low))  # BOS is no word of the block
+    tokens = torch.cat([torch.full((n, 1), bos_id), first, first], dim=1)
     loss_mask = torch.zeros_like(tokens, dtype=torch.bool)
     loss_mask[:, block + 1 : -1] = True
     sources = torch.arange(tokens.shape[1]).expand(n, -1) - block + 1
@@ -206,7 +229,8 @@ def repeated_tokens(config: ModelConfig, n: int, *, seed: int) -> Batch:
 def measure(subject: Subject) -> Findings:
     """Run every probe."""
     model, batch = subject.model, subject.batch
-    heads = stamped(score_heads(model, batch), subject)
+    probed = batch.tokens if subject.plain else batch
+    heads = stamped(score_heads(model, probed, special_ids=subject.special_ids), subject)
     name = f"{subject.facts['task'] or 'given'}/reference/{len(subject.reference)}"
     reference = mean_reference(model, subject.reference, name=name)
     config = model.config

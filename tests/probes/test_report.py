@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,8 @@ from lab.training import train
 from lab.vocab import Vocab
 from probes import page, plots, report
 from probes.first_screen import best_head, sentence_about
-from probes.report import repeated_tokens, write_report
-from probes.tables import get_schema, read_table
+from probes.report import repeated_tokens, start_id, write_report
+from probes.tables import METRICS, get_schema, read_table
 
 FILES = {
     *("heads.csv", "heads.parquet", "entropy.parquet", "ablation.csv", "ablation.parquet"),
@@ -225,6 +226,36 @@ def test_model_without_anything_is_read_on_repeated_tokens(small_model, tmp_path
     assert screen["run"] is None
     assert len(screen["sequence"]["ids"]) == 9
     assert "too few" in (folder / "report.html").read_text()
+
+
+def test_plain_tokens_are_reported_on(small_model, repeating_batch, tmp_path, plain_pictures):
+    tokens = repeating_batch.tokens
+    report = json.loads(
+        (write_report(small_model, tmp_path / "r", batch=tokens) / "report.json").read_text()
+    )
+    assert report["accuracy"]["loss"] == pytest.approx(small_model(tokens, "loss").item())
+    probed = {row["probe"]: row["n_rows"] for row in report["heads"]}
+    assert set(probed) == {"previous", "current", "first", "duplicate", "induction"}
+    assert probed["previous"] == 5 * 13  # id 0 may be a word: nothing is left out
+    assert {row["metric"] for row in report["ablation"]} == {*METRICS}
+
+
+def test_default_input_starts_with_the_tokenizer_s_bos(build_model):
+    model = build_model(d_vocab=9, n_ctx=50)
+    model.tokenizer = SimpleNamespace(bos_token_id=5)
+    assert start_id(model) == 5
+    tokens = repeated_tokens(model.config, 40, seed=0, bos_id=5).tokens
+    assert tokens[:, 0].unique().tolist() == [5]
+    assert sorted(set(tokens[:, 1:].flatten().tolist())) == [2, 3, 4, 6, 7, 8]
+    model.tokenizer = None
+    assert start_id(model) == 0
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize("given", [[[0, 2]], "abc", torch.tensor([0, 2])])
+def test_what_is_no_tokens_is_told_in_one_line(small_model, tmp_path, given):
+    with pytest.raises(ValueError, match=r"tokens must be a task's batch or .*, got a .*; pass"):
+        write_report(small_model, tmp_path / "r", batch=given)
 
 
 def test_hostile_texts_are_inert(small_model, repeating_batch, tmp_path, plain_pictures):
