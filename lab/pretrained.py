@@ -59,7 +59,7 @@ def from_pretrained(
     *,
     tokenizer: Any = None,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> HookedGPT:
     """Return a HookedGPT with the logits of a GPT-2, Llama or GPT-NeoX model.
 
@@ -68,13 +68,17 @@ def from_pretrained(
             file, or a live transformers model, which is copied.
         tokenizer: A fast tokenizer of transformers; None: the source's own, if it has one.
         device: Where the model goes.
-        dtype: Of the weights; None: the source's, and float32 for half precision.
+        dtype: Of the weights, or its name; None: the source's, and float32 for half precision.
 
     Raises:
         ValueError: The name is unknown, the file is damaged or a pickle, or the model computes
             something that a HookedGPT does not.
     """
-    sharper(dtype)
+    dtype = sharper(dtype)
+    if not isinstance(source, str | Path | nn.Module):
+        raise ValueError(
+            f"model must be a name, a path or a model of transformers, got {quoted(source)}"
+        )
     model = from_memory(source) if isinstance(source, nn.Module) else from_disk(source)
     if tokenizer is not None:
         model.tokenizer = tokenizer

@@ -30,6 +30,21 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+"""What weights are written in, by the format's names."""
+OTHER_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""What masks, counters and quantised weights are written in: a file of them is whole all the same.
+"""
+UNKNOWN_DTYPES = ("U16", "U32", "U64", "C64", "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
+"""The other types of the format: no weights are in them, and few were ever seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,14 @@ def damaged(path: Path, why: str) -> ValueError:
     )
 
 
+def unreadable(path: Path, name: str, dtype: object) -> ValueError:
+    """Say that a tensor of a .safetensors file is of a type that no model here computes in."""
+    return ValueError(
+        f"{quoted(name)} must be of one of the types {', '.join(DTYPES)}, got {quoted(dtype)} in "
+        f"{str(path)!r}; write the weights without quantisation"
+    )
+
+
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return what a .safetensors file holds, reading its header only.
 
@@ -149,7 +172,9 @@ def described_tensors(path: Path, header: Any) -> tuple[dict[str, TensorEntry], 
     entries = {}
     end = 0
     for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        entry = TensorEntry(DTYPES[told["dtype"]], tuple(told["shape"]))
+        if told["dtype"] in UNKNOWN_DTYPES:
+            raise unreadable(path, name, told["dtype"])
+        entry = TensorEntry((DTYPES | OTHER_DTYPES)[told["dtype"]], tuple(told["shape"]))
         offsets = list(told["data_offsets"])
         whole = len(offsets) == 2 and all(map(is_whole, (*offsets, *entry.shape)))
         if not whole or len(entry.shape) > MOST_AXES or max(entry.shape, default=0) > LARGEST_WHOLE:
@@ -170,6 +195,9 @@ def check_header(path: Path, expected: Iterator[tuple[str, tuple[int, ...]]]) ->
         ValueError: If a tensor is missing, unknown or of another shape.
     """
     held = read_header(path)
+    for name, entry in held.items():
+        if entry.dtype not in DTYPES.values():
+            raise unreadable(path, name, str(entry.dtype).removeprefix("torch."))
     left = dict(held)
     for name, shape in expected:
         entry = left.pop(name, None)

