@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig, is_whole
 from lab.naming import quoted
-from lab.shapes import PositionMask, Tokens
+from lab.shapes import PositionMask, Resid, Tokens
 
 
 def shape_of(value: object) -> str:
@@ -35,8 +35,12 @@ def checked_ids(tokens: Any, what: str = "token ids") -> Tokens:
     raise ValueError(f"{what} must be int64 or int32 of shape [batch, pos], got {shape_of(tokens)}")
 
 
-def check_residual(residual: Any, config: ModelConfig) -> None:
-    """Raise ValueError unless this is a residual stream that a layer can start from."""
+def checked_residual(residual: Any, config: ModelConfig) -> Resid:
+    """Return a residual stream that a layer can start from.
+
+    Raises:
+        ValueError: It is none, or of more positions than the model has.
+    """
     if not (
         isinstance(residual, Tensor)
         and residual.ndim == 3
@@ -49,6 +53,7 @@ def check_residual(residual: Any, config: ModelConfig) -> None:
             f"d_model = {config.d_model} and 1 to n_ctx = {config.n_ctx} positions, "
             f"got {shape_of(residual)}"
         )
+    return residual
 
 
 def check_layer(name: str, layer: Any, n_layers: int) -> None:

@@ -34,7 +34,7 @@ from lab.config import ModelConfig, SampleConfig, require_choice
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_weight
 from lab.gates import GateTensors, HeadGates, check_gates
 from lab.initial import draw_parameters
-from lab.inputs import check_layer, check_residual, checked_ids, checked_mask
+from lab.inputs import check_layer, checked_ids, checked_mask, checked_residual
 from lab.kv_cache import KeyValueCache
 from lab.lens.surface import TransformerLensSurface
 from lab.lens.view import HookedGPTConfig
@@ -419,12 +419,12 @@ class HookedGPT(TransformerLensSurface):
         check_layer("start_at_layer", start_at_layer, config.n_layers)
         check_layer("stop_at_layer", stop_at_layer, config.n_layers)
         if start_at_layer is not None:
-            check_residual(input, config)
+            given = checked_residual(input, config)
         elif not isinstance(input, Tensor) or input.ndim == 1:
-            input = self.to_tokens(input)
-        if start_at_layer is None:
-            input = checked_ids(input)
-        batch, n_pos = input.shape[:2]
+            given = checked_ids(self.to_tokens(input))
+        else:
+            given = checked_ids(input)
+        batch, n_pos = given.shape[:2]
         if isinstance(gates, HeadGates):
             gates = gates.tensors(self)
         if gates is not None:
@@ -432,7 +432,7 @@ class HookedGPT(TransformerLensSurface):
             gates = gates.like(self.W_E)
         real = None
         if attention_mask is not None:
-            real = checked_mask(attention_mask, batch, n_pos, input.device)
+            real = checked_mask(attention_mask, batch, n_pos, given.device)
         first_pos = 0
         if kv_cache is not None:
             if config.attention_dir != "causal":
@@ -443,7 +443,7 @@ class HookedGPT(TransformerLensSurface):
             kv_cache.check(config.n_layers, batch)
             first_pos = kv_cache.length
             real = kv_cache.extend_mask(real, batch, n_pos)
-        positions = token_positions(real, first_pos, n_pos, input.device)
+        positions = token_positions(real, first_pos, n_pos, given.device)
         turns = None
         if config.rotary_width:
             base, width = config.rotary_base, config.rotary_width
@@ -461,11 +461,11 @@ class HookedGPT(TransformerLensSurface):
             turns=turns,
             last_read=layers[-1] if only_reads and layers else None,
         )
-        residual = self.embed_input(input, run) if start_at_layer is None else input
+        residual = self.embed_input(given, run) if start_at_layer is None else given
         for layer in layers:
             residual = self.blocks[layer](residual, run, layer)
         if kv_cache is not None:
-            kv_cache.length += input.shape[1]
+            kv_cache.length += n_pos
         if stop_at_layer is not None:
             return residual
         if return_type is None:
@@ -478,7 +478,7 @@ class HookedGPT(TransformerLensSurface):
             return logits
         if tokens is None and start_at_layer is not None:
             raise ValueError("a loss with start_at_layer needs tokens=, got none")
-        targets = input if tokens is None else checked_ids(tokens, "tokens")
+        targets = given if tokens is None else checked_ids(tokens, "tokens")
         self.check_loss(logits, targets, loss_per_token)
         real = None if real is None else real[:, first_pos:]
         loss = next_token_loss(logits, targets, real, loss_per_token)

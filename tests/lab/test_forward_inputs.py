@@ -3,6 +3,8 @@
 import copy
 import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +49,7 @@ def same_weights(model: HookedGPT) -> HookedGPT:
 
 @pytest.mark.parametrize("move", [swapped, copied])
 @torch.no_grad()
-def test_a_block_works_in_whatever_layer_it_stands(move: object) -> None:
+def test_a_block_works_in_whatever_layer_it_stands(move: Callable[[HookedGPT], HookedGPT]) -> None:
     model = move(small())
     fresh = same_weights(model)
     gates = HeadGates.ablate([(1, 2)], like=model)
@@ -117,7 +119,7 @@ def test_a_model_can_be_traced() -> None:
     model = small(n_key_value_heads=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(model, ids())
+        traced: Any = torch.jit.trace(model, ids())
     torch.testing.assert_close(traced(ids()), model(ids()))
 
 
