@@ -26,10 +26,11 @@ def fold_norms(model: HookedGPT) -> HookedGPT:
 
     Raises:
         ValueError: A LayerNorm with a shift stands before a gated MLP, whose gate has no bias to
-            take it.
+            take it, or a module was replaced by one that the config does not describe.
     """
     config = dataclasses.replace(model.config, tie_word_embeddings=False)
     folded = HookedGPT(config).to(model.W_E.device, model.W_E.dtype)
+    check_modules(model, folded)
     folded.load_state_dict(model.state_dict())
     for layer, block in enumerate(folded.blocks):
         attn = block.attn
@@ -59,6 +60,28 @@ def fold_norms(model: HookedGPT) -> HookedGPT:
     for name in (*set(FLAGGED_HOOKS.values()), "default_prepend_bos"):
         setattr(folded.cfg, name, getattr(model.cfg, name))
     return folded.train(model.training)
+
+
+def check_modules(model: HookedGPT, built: HookedGPT) -> None:
+    """Raise ValueError unless a model has the norms and weights of one that is newly built."""
+    modules, state = dict(model.named_modules()), model.state_dict()
+    for name, module in built.named_modules():
+        own = modules.get(name)
+        if isinstance(module, Norm) and type(own) is not type(module):
+            raise ValueError(
+                f"{name} must be the {type(module).__name__} that model.config describes to be "
+                f"folded, got {type(own).__name__}; fold before it is replaced"
+            )
+    wanted = built.state_dict()
+    shapes = [{key: held[key].shape for key in held} for held in (state, wanted)]
+    for key in sorted(state.keys() | wanted.keys()):
+        got, rule = (held.get(key) for held in shapes)
+        if got != rule:
+            named = [None if shape is None else list(shape) for shape in (rule, got)]
+            raise ValueError(
+                f"shape of {key} must be {named[0]}, as model.config describes it, to be folded, "
+                f"got {named[1]}; fold before a module is replaced"
+            )
 
 
 def fold_into(

@@ -15,6 +15,7 @@ from transformer_lens.tools.analysis import attention_head_subspace_affinity
 
 from lab.config import ModelConfig
 from lab.model import HookedGPT
+from lab.norms import RMSNorm
 from lab.vocab import letter_vocab
 from probes.pruning import prune_heads
 
@@ -134,6 +135,16 @@ class TestFolding:
             got, wanted = model.fold_ln()(tokens), model(tokens)
             limit = 1e-5 * wanted.abs().max().item()
             torch.testing.assert_close(got, wanted, atol=limit, rtol=0)
+
+    def test_a_replaced_module_is_named(self, build: Built) -> None:
+        model = build("gpt2")
+        model.ln_final = RMSNorm(model.config)
+        with pytest.raises(ValueError, match=r"^ln_final must be the LayerNorm .* got RMSNorm;"):
+            model.fold_ln()
+        model = build("gpt2")
+        model.blocks[1].mlp.b_in = torch.nn.Parameter(model.blocks[1].mlp.b_in[1:].detach())
+        with pytest.raises(ValueError, match=r"^shape of blocks.1.mlp.b_in must be \[.*got \["):
+            model.fold_ln()
 
     def test_tied_embeddings_come_apart(self, build: Built) -> None:
         model = build("gpt2 tied")
