@@ -102,9 +102,15 @@ def _targets(batch: Batch) -> Int[Tensor, "batch pos"]:
 
 def _cross_entropy(logits: Logits, targets: Int[Tensor, "batch pos"], reduction: str) -> Tensor:
     full = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(
-        full.flatten(0, 1), targets.flatten(), reduction=reduction, ignore_index=_UNSCORED
-    )
+    try:
+        return F.cross_entropy(
+            full.flatten(0, 1), targets.flatten(), reduction=reduction, ignore_index=_UNSCORED
+        )
+    except IndexError:  # as the CPU says it; on a GPU the answers are not looked at
+        raise ValueError(
+            f"d_vocab_out must be above every answer, got {logits.shape[-1]} for answers up to "
+            f"{targets.max().item()}; give sequences whose answers the model can say"
+        ) from None
 
 
 def _row_losses(logits: Logits, batch: Batch) -> Float[Tensor, "batch pos"]:

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lab.attention import SharedKeys
+from lab.config import ModelConfig
 from lab.shapes import HeadVectors
 
 HeadsFirst = Float[Tensor, "batch kv_head room d_head"]
@@ -38,8 +39,14 @@ class KeyValueCache:
         self.weights: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_weights else None
         """Weights and biases of q, k and v of each layer, side by side; None: they are not kept."""
 
-    def check(self, n_layers: int, batch: int) -> None:
+    def check(self, config: ModelConfig, batch: int) -> None:
         """Raise ValueError unless the next positions can be those of such a model and batch."""
+        n_layers = config.n_layers
+        if config.attention_dir != "causal":
+            raise ValueError(
+                "kv_cache must be used with a causal model, got attention_dir = "
+                f"{config.attention_dir!r}: its earlier positions change with later ones"
+            )
         if len(self.layers) != n_layers:
             raise ValueError(
                 f"kv_cache must be of as many layers as the model, {n_layers}, "

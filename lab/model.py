@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
@@ -38,17 +38,12 @@ from lab.inputs import check_layer, checked_ids, checked_mask, checked_residual
 from lab.kv_cache import KeyValueCache
 from lab.lens.surface import TransformerLensSurface
 from lab.lens.view import HookedGPTConfig
+from lab.losses import check_loss, next_token_loss
 from lab.mlps import MLP, GatedMLP
 from lab.norms import make_norm
-from lab.positions import (
-    Positions,
-    Turns,
-    rotary_turns,
-    token_positions,
-    turned,
-)
+from lab.positions import Positions, Turns, rotary_turns, token_positions, turned
 from lab.reads import AttentionReads
-from lab.shapes import GivenMask, HeadVectors, Logits, Resid, Tokens
+from lab.shapes import GivenMask, HeadVectors, Resid, Tokens
 from lab.taps import hooked, listened, tap
 
 AttentionPath = Literal["auto", "fused", "explicit"]
@@ -103,11 +98,8 @@ class Attention(nn.Module):
         self.b_O = nn.Parameter(torch.zeros(width))
         self.rotary_adjacent_pairs = config.rotary_adjacent_pairs
         self.hook_attn_in = HookPoint()
-        self.hook_q_input, self.hook_k_input, self.hook_v_input = (
-            HookPoint(),
-            HookPoint(),
-            HookPoint(),
-        )
+        self.hook_q_input, self.hook_k_input = HookPoint(), HookPoint()
+        self.hook_v_input = HookPoint()
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
         if config.rotary_width:
             self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
@@ -435,12 +427,7 @@ class HookedGPT(TransformerLensSurface):
             real = checked_mask(attention_mask, batch, n_pos, given.device)
         first_pos = 0
         if kv_cache is not None:
-            if config.attention_dir != "causal":
-                raise ValueError(
-                    "kv_cache must be used with a causal model, got attention_dir = "
-                    f"{config.attention_dir!r}: its earlier positions change with later ones"
-                )
-            kv_cache.check(config.n_layers, batch)
+            kv_cache.check(config, batch)
             first_pos = kv_cache.length
             real = kv_cache.extend_mask(real, batch, n_pos)
         positions = token_positions(real, first_pos, n_pos, given.device)
@@ -479,29 +466,10 @@ class HookedGPT(TransformerLensSurface):
         if tokens is None and start_at_layer is not None:
             raise ValueError("a loss with start_at_layer needs tokens=, got none")
         targets = given if tokens is None else checked_ids(tokens, "tokens")
-        self.check_loss(logits, targets, loss_per_token)
+        check_loss(logits, targets, config.d_vocab, loss_per_token)
         real = None if real is None else real[:, first_pos:]
         loss = next_token_loss(logits, targets, real, loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
-
-    def check_loss(self, logits: Logits, targets: Tokens, per_token: bool) -> None:
-        """Raise ValueError unless these logits predict these tokens, at least one of them."""
-        config = self.config
-        if config.vocab_out < config.d_vocab:
-            raise ValueError(
-                f"d_vocab_out must be at least d_vocab = {config.d_vocab} for a loss of the next "
-                f"token, got {config.vocab_out}; compute the loss from the logits"
-            )
-        if targets.shape != logits.shape[:2]:
-            raise ValueError(
-                f"tokens must be of shape {list(logits.shape[:2])}, one for each position of "
-                f"input, got {list(targets.shape)}"
-            )
-        if not (per_token or (targets.shape[0] and targets.shape[1] > 1)):
-            raise ValueError(
-                "a loss must be of 1 or more sequences of at least 2 tokens, "
-                f"got shape {list(targets.shape)}: nothing is predicted"
-            )
 
     def embed_input(self, tokens: Tokens, run: Pass) -> Resid:
         """Return the residual stream before the first layer."""
@@ -626,25 +594,3 @@ def project_few(
     positions = normalised.flatten(0, 1).expand(len(weight), -1, -1)
     vectors = torch.baddbmm(bias.unsqueeze(1), positions, weight)
     return vectors.transpose(0, 1).unflatten(0, normalised.shape[:2])
-
-
-def next_token_loss(
-    logits: Logits,
-    tokens: Tokens,
-    real: Bool[Tensor, "batch pos"] | None = None,
-    per_token: bool = False,
-) -> Tensor:
-    """Return the mean of -ln p(next token), or [batch, pos - 1] of it, in nats.
-
-    Where a token or its next one is padding the loss is 0 and does not count.
-    """
-    losses = F.cross_entropy(
-        rearrange(logits[:, :-1], "batch pos d_vocab -> batch d_vocab pos"),
-        tokens[:, 1:],
-        reduction="none",
-    )
-    if real is None:
-        return losses if per_token else losses.mean()
-    counts = real[:, 1:] & real[:, :-1]
-    losses = losses.masked_fill(~counts, 0.0)
-    return losses if per_token else losses.sum() / counts.sum()

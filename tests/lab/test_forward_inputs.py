@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from lab.config import ModelConfig
+from lab.evaluation import evaluate
 from lab.gates import GateTensors, HeadGates
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
+from lab.tasks.base import Batch
 
 
 def small(**changes: object) -> HookedGPT:
@@ -234,3 +236,14 @@ def test_a_tied_unembedding_follows_its_embedding() -> None:
     assert torch.equal(model(ids()), fresh(ids()))
     model.embed.W_E.zero_()
     assert not model(ids()).any()
+
+
+def test_answers_that_a_model_cannot_say_are_named() -> None:
+    mask = torch.zeros(3, 8, dtype=torch.bool)
+    mask[:, 3:5] = True
+    tokens = ids().masked_fill(torch.arange(8) > 3, 2)
+    sources = torch.full((3, 8, 1), -1).masked_fill(mask.unsqueeze(2), 0)
+    model = small(d_vocab_out=5)
+    assert evaluate(model, Batch(tokens, mask, sources)).n_sequences == 3
+    with pytest.raises(ValueError, match=r"d_vocab_out must be above every answer, got 5 .* 9;"):
+        evaluate(model, Batch(tokens.masked_fill(tokens == 2, 9), mask, sources))
