@@ -38,7 +38,7 @@ def attention_map(
     vocab: Vocab | None = None,
     sequence: int = 0,
 ) -> pd.DataFrame:
-    """Return one head's whole map on one sequence: one row per query and key, key <= query.
+    """Return one head's whole map on one sequence: one row per query and key that it sees.
 
     Args:
         model: A HookedGPT.
@@ -61,7 +61,8 @@ def attention_map(
     if (layer, head) not in maps:
         known = [head_label(*pair) for pair in maps]
         raise ValueError(unknown_name("head", head_label(layer, head), known))
-    rows, keys = np.tril_indices(tokens.shape[1])
+    n_pos = tokens.shape[1]
+    rows, keys = np.tril_indices(n_pos) if x.causal else np.indices((n_pos, n_pos)).reshape(2, -1)
     names = token_labels(tokens[0].tolist(), vocab_of(model, vocab))
     labels = np.array(names, dtype=object)
     source = np.zeros((tokens.shape[1], tokens.shape[1]), dtype=bool)

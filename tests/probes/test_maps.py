@@ -35,6 +35,13 @@ def test_plain_tokens_have_no_marks_and_are_numbers(small_model):
     assert token_labels([1], Vocab(("a", "b"))) == ["b"]
 
 
+def test_bidirectional_maps_are_whole(build_model):
+    model = build_model(attention_dir="bidirectional")
+    frame = attention_map(model, torch.tensor([[0, 5, 2]]), layer=0, head=0)
+    assert len(frame) == 9
+    assert frame.groupby("query_pos")["probability"].sum().tolist() == pytest.approx([1.0] * 3)
+
+
 def test_what_cannot_be_drawn_is_refused(small_model, repeating_batch):
     with pytest.raises(ValueError, match=r"unknown head 'L2H0'; choose from L0H0, .*"):
         attention_map(small_model, repeating_batch, layer=2, head=0)
