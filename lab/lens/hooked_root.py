@@ -20,6 +20,7 @@ from transformer_lens.utilities.slice import Slice
 
 from lab.config import ModelConfig
 from lab.lens.activations import Activations, describe, keep_copy, named
+from lab.lens.context_lock import ContextLock
 from lab.lens.hook_table import (
     FLAGGED_HOOKS,
     WIDE_HEAD_HOOKS,
@@ -50,6 +51,7 @@ class HookedRoot(HookedRootModule, ABC):
         """Hold the frozen description and TransformerLens's view of it."""
         super().__init__()
         self._config = config
+        self.one_thread = ContextLock()
         view = HookedGPTConfig if config.kept_heads is None else PrunedGPTConfig
         self.cfg = view.of(config)
 
@@ -167,6 +169,10 @@ class HookedRoot(HookedRootModule, ABC):
     ) -> Iterator["HookedRoot"]:
         """Let hooks act inside the context; at its end remove those, and no others.
 
+        Hooks stand on the model: another thread's hooks() or run_with_cache waits until this
+        context ends, but its plain forward calls run these hooks too. Gates and observers are
+        arguments of forward and safe in any number of threads.
+
         Args:
             fwd_hooks: Pairs of a hook's name, or a predicate on names, and the hook.
             bwd_hooks: The same for the backward pass.
@@ -176,31 +182,33 @@ class HookedRoot(HookedRootModule, ABC):
 
         Raises:
             KeyError: There is no such hook point.
+            RuntimeError: Another thread has been inside hooks() for a minute.
         """
-        self.context_level += 1
-        level = self.context_level
-        added: list[tuple[HookPoint, LensHandle]] = []
-        keep = False
-        try:
-            directions: tuple[Direction, Direction] = ("fwd", "bwd")
-            for direction, pairs in zip(directions, (fwd_hooks, bwd_hooks), strict=True):
-                for name, hook in pairs:
-                    added.extend(
-                        (point, point.add_hook(hook, dir=direction, level=level))
-                        for point in self.points(name)
-                    )
-            yield self
-            keep = not reset_hooks_end
-        finally:
-            for point, handle in added:
-                if keep:
-                    handle.context_level = None
-                else:
-                    remove_hook(point, handle)
-            if clear_contexts and not keep:
-                self.clear_contexts()
-            self.is_caching = False
-            self.context_level -= 1
+        with self.one_thread:
+            self.context_level += 1
+            level = self.context_level
+            added: list[tuple[HookPoint, LensHandle]] = []
+            keep = False
+            try:
+                directions: tuple[Direction, Direction] = ("fwd", "bwd")
+                for direction, pairs in zip(directions, (fwd_hooks, bwd_hooks), strict=True):
+                    for name, hook in pairs:
+                        added.extend(
+                            (point, point.add_hook(hook, dir=direction, level=level))
+                            for point in self.points(name)
+                        )
+                yield self
+                keep = not reset_hooks_end
+            finally:
+                for point, handle in added:
+                    if keep:
+                        handle.context_level = None
+                    else:
+                        remove_hook(point, handle)
+                if clear_contexts and not keep:
+                    self.clear_contexts()
+                self.is_caching = False
+                self.context_level -= 1
 
     # Caches ----------------------------------------------------------------------------------
 
@@ -218,6 +226,9 @@ class HookedRoot(HookedRootModule, ABC):
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Run the model and return (output, ActivationCache) of copies of the activations.
+
+        One thread at a time: a second one waits (see hooks). A plain forward of another thread
+        meanwhile writes into this cache; give it a copy of the model, or observe instead.
 
         Args:
             *model_args: What forward takes.

@@ -1,7 +1,10 @@
 """Hooks and caches: what is added acts, what ends is gone, what is cached stays as it was."""
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -311,3 +314,37 @@ class TestCaches:
         _, cache = gpt2.run_with_cache(tokens, device="meta")
         assert {str(value.device) for value in cache.values()} == {"meta"}
         assert gpt2.cfg.device == str(gpt2.W_E.device) == "cpu"
+
+
+class TestThreads:
+    """Hooks stand on the model, so one thread at a time has them."""
+
+    def test_the_caches_of_two_threads_do_not_mix(self, gpt2: HookedGPT, tokens: Tensor) -> None:
+        alone = {n: gpt2.run_with_cache(tokens[:, :n])[1] for n in (3, 5)}
+        started, ready = threading.Event(), threading.Event()
+
+        def slow(x: Tensor, hook: object) -> None:
+            started.set()
+            ready.wait(0.3)  # time for the other to come in, if nobody stops it
+
+        def one() -> Any:
+            with gpt2.hooks([("blocks.0.hook_resid_pre", slow)]):
+                return gpt2.run_with_cache(tokens[:, :3])[1]
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(one)
+            assert started.wait(30)
+            second = pool.submit(lambda: gpt2.run_with_cache(tokens[:, :5])[1])
+            for n, got in ((3, first.result(30)), (5, second.result(30))):
+                assert got.keys() == alone[n].keys()
+                assert all(torch.equal(got[name], alone[n][name]) for name in got)
+
+    def test_a_thread_does_not_wait_for_ever(self, gpt2: HookedGPT, tokens: Tensor) -> None:
+        gpt2.one_thread.seconds = 0.01
+        with gpt2.hooks(), ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(gpt2.run_with_cache, tokens)
+            with pytest.raises(RuntimeError, match=r"^hooks must be used by one thread of a model"):
+                waiting.result(30)
+            own = copy.deepcopy(gpt2)
+            assert pool.submit(own.run_with_cache, tokens).result(30)
+        gpt2.run_with_cache(tokens)

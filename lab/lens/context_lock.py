@@ -1,0 +1,37 @@
+"""One thread at a time: hooks stand on the model, so those of two threads would mix."""
+
+import threading
+
+BUSY = (
+    "hooks must be used by one thread of a model at a time, got another thread inside hooks() or "
+    "run_with_cache for more than {seconds:g} s; give each thread its own copy.deepcopy(model), or "
+    "use gates and observe, which are arguments of forward"
+)
+
+
+class ContextLock:
+    """A lock that a thread can take again while it holds it; a copied model gets one of its own."""
+
+    seconds: float = 60.0
+    """How long to wait for another thread, which may wait for this one."""
+
+    def __init__(self) -> None:
+        """Start free."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Wait for the other thread.
+
+        Raises:
+            RuntimeError: It takes too long.
+        """
+        if not self._lock.acquire(timeout=self.seconds):
+            raise RuntimeError(BUSY.format(seconds=self.seconds))
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next thread in."""
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["ContextLock"], tuple[()]]:
+        """Copy and save as a free lock."""
+        return ContextLock, ()
