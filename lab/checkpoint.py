@@ -28,6 +28,8 @@ from lab.manifest import (
 )
 from lab.model import HookedGPT
 from lab.runs import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
+from lab.tasks.registry import get_task
+from lab.vocab import Vocab
 from lab.weights import (
     PICKLE_SUFFIXES,
     check_header,
@@ -67,6 +69,10 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
         device: Where the model goes.
         step: Of a run, the checkpoint of this step; None: the trained model.
 
+    Returns:
+        The model in evaluation mode, with the tokenizer that was saved with it or, of a run, the
+        vocabulary of its task.
+
     Raises:
         ValueError: If the folder is incomplete or damaged, its weights are a pickle, or their
             shapes, seen in the header before memory is taken, disagree with the config.
@@ -87,10 +93,25 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
     model = HookedGPT(config).to(dtype)
     model.load_state_dict(read_weights(weights))
     entries = read_manifest(folder)
-    told = read_versioned(verified(folder, CONFIG, entries[CONFIG])).get("weights")
+    data = read_versioned(verified(folder, CONFIG, entries[CONFIG]))
+    told = data.get("weights")
     model.provenance = told if isinstance(told, str) else None
     model.tokenizer = saved_tokenizer(folder, entries)
+    if model.tokenizer is None:
+        model.tokenizer = task_vocab(data.get("train"), config)
     return model.to(device).eval()
+
+
+def task_vocab(train: object, config: ModelConfig) -> Vocab | None:
+    """Return the symbols of the task that a run was trained on, if it tells one of this size."""
+    if not isinstance(train, dict):
+        return None
+    try:
+        trained = TrainConfig.from_dict(train)
+        task = get_task(trained.task, length=trained.length, n_symbols=trained.n_symbols)
+    except (ValueError, TypeError):  # a task that somebody else registered
+        return None
+    return task.vocab if len(task.vocab) == config.d_vocab else None
 
 
 def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:

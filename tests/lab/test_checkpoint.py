@@ -21,6 +21,7 @@ from lab.config import ModelConfig
 from lab.manifest import MANIFEST, seal_folder
 from lab.model import HookedGPT
 from lab.runs import CONFIG, WEIGHTS, list_runs, open_run
+from lab.tasks.registry import get_task
 from lab.trainer import make_optimizer
 from lab.weights import weights_bytes
 
@@ -69,6 +70,17 @@ def test_a_run_gives_its_trained_model_or_a_step(run_dir):
         ValueError, match=r"step must be one with a checkpoint \(0, 2, 4, 6\), got 5"
     ):
         load_model(run_dir, step=5)
+
+
+def test_a_run_knows_the_symbols_of_its_task(run_dir, tmp_path):
+    trained = open_run(run_dir).config
+    task = get_task(trained.task, length=trained.length, n_symbols=trained.n_symbols)
+    for step in (None, 0):
+        model = HookedGPT.load(run_dir, step=step)
+        assert model.tokenizer == task.vocab
+        assert model.to_tokens("ba").tolist() == [task.vocab.encode("ba")]
+    model.save(tmp_path / "alone")
+    assert HookedGPT.load(tmp_path / "alone").tokenizer is None
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
