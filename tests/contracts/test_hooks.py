@@ -348,5 +348,6 @@ class TestThreads:
             with pytest.raises(RuntimeError, match=r"^hooks must be used by one thread of a model"):
                 waiting.result(30)
             own = copy.deepcopy(gpt2)
-            assert pool.submit(own.run_with_cache, tokens).result(30)
+            _, cache = pool.submit(own.run_with_cache, tokens).result(30)
+            assert "hook_embed" in cache
         gpt2.run_with_cache(tokens)
