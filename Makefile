@@ -10,12 +10,13 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
 # The parts of `make test` beside the fast suite, which is all the rest.
 CONTRACTS := tests/contracts tests/parity tests/lab/test_compile.py
-HOSTILE := tests/fuzz tests/messages tests/apps/test_cli_odd_models.py
+COMMANDS := $(wildcard tests/apps/test_cli*.py)
+HOSTILE := tests/fuzz tests/messages
 BROWSER := tests/browser tests/apps/test_studio_pages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test fast contracts hostile browser slow bench golden docs fmt lint types arch check clean
+.PHONY: help demo app test fast commands contracts hostile browser slow bench golden docs fmt lint types arch check clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,16 +31,19 @@ ifdef ARGS
 test: $(DEV) ## Run all tests but the slow ones (ARGS="tests/lab -x" for some of them)
 	@$(BIN)/pytest $(ARGS)
 else
-test: fast contracts hostile browser
+test: fast commands contracts hostile browser
 endif
 
 fast: $(DEV) ## Run the tests to run after every change, on two processors
-	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(CONTRACTS) $(HOSTILE) $(BROWSER))
+	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(COMMANDS) $(CONTRACTS) $(HOSTILE) $(BROWSER))
+
+commands: $(DEV) ## Run the tests of the command line
+	@$(BIN)/pytest -n 2 -m 'not slow' $(COMMANDS)
 
 contracts: $(DEV) ## Run the tests beside TransformerLens, transformers and torch.compile
 	@$(BIN)/pytest -n 2 -m 'not slow' $(CONTRACTS)
 
-hostile: $(DEV) ## Run the tests of damaged files, full disks, odd models and random input
+hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
 	@$(BIN)/pytest -n 2 -m 'not slow' $(HOSTILE)
 
 browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it

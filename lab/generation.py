@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from lab.config import SampleConfig, require, require_whole
 from lab.gates import GateTensors, HeadGates
+from lab.inputs import checked_ids, checked_mask
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 from lab.prompts import Prompts, StopIds, prompt_mask, prompt_tokens, stop_tokens
 from lab.reads import AttentionReads
-from lab.shapes import PositionMask, Tokens
+from lab.shapes import GivenMask, PositionMask, Tokens
 
 Drawn = Int[Tensor, " batch"]
 Observer = Callable[[int, AttentionReads], None]
@@ -49,7 +50,7 @@ def generate(
     gates: HeadGates | GateTensors | None = None,
     stop_ids: StopIds = (),
     *,
-    attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+    attention_mask: GivenMask | None = None,
     observe: Observer | None = None,
 ) -> Int[Tensor, "batch new_pos"]:
     """Return the prompts, padding included, with the drawn tokens behind them; see `steps`."""
@@ -75,7 +76,7 @@ def stream(
     gates: HeadGates | GateTensors | None = None,
     stop_ids: StopIds = (),
     *,
-    attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+    attention_mask: GivenMask | None = None,
     observe: Observer | None = None,
 ) -> Iterator[Drawn]:
     """Yield the next token of every prompt as soon as it is drawn; see `steps`."""
@@ -100,7 +101,7 @@ def steps(
     gates: HeadGates | GateTensors | None = None,
     stop_ids: StopIds = (),
     *,
-    attention_mask: PositionMask | Int[Tensor, "batch pos"] | None = None,
+    attention_mask: GivenMask | None = None,
     observe: Observer | None = None,
 ) -> Iterator[Step]:
     """Yield the next token of every prompt, with its logits, as soon as it is drawn.
@@ -265,19 +266,17 @@ def left_padded(
     return torch.stack(tokens), columns >= first.unsqueeze(1)
 
 
-def checked_padding(
-    tokens: Tokens, mask: PositionMask | Int[Tensor, "batch pos"] | None
-) -> Bool[Tensor, "batch pos"] | None:
+def checked_padding(tokens: Tokens, mask: GivenMask | None) -> Bool[Tensor, "batch pos"] | None:
     """Return where the prompts' tokens are, None where there is no padding.
 
     Raises:
         ValueError: The mask is of another shape, has a token before padding, or a row of padding.
     """
-    if mask is None or bool(mask.all()):
+    if mask is None:
         return None
-    shape = tuple(tokens.shape)
-    require(tuple(mask.shape) == shape, "attention_mask", f"of shape {shape}", tuple(mask.shape))
-    real = mask.bool()
+    real = checked_mask(mask, batch=tokens.shape[0], n_pos=tokens.shape[1])
+    if bool(real.all()):
+        return None
     broken = ~real[:, -1] | (real[:, :-1] & ~real[:, 1:]).any(dim=1)
     if broken.any():
         row = int(broken.nonzero()[0])
@@ -303,6 +302,7 @@ def check_request(
             f"d_vocab_out must be d_vocab = {model.config.d_vocab} to read what was drawn, "
             f"got {model.config.vocab_out}"
         )
+    checked_ids(tokens)
     if 0 in tokens.shape:
         raise ValueError("prompt must have at least 1 token, got none")
     # On a GPU, an id outside the embedding ends the process' CUDA context: looked at beforehand.
