@@ -30,8 +30,9 @@ def main(names: Sequence[str]) -> int:
         for row in GROUPS[name]():
             rows.append(row)
             print(line(row), flush=True)
+        if not names:  # after every group: the slow ones may be broken off
+            PAGE.write_text(page(rows))
     if not names:
-        PAGE.write_text(page(rows))
         print(f"written to {PAGE}")
     return 0 if all(row.holds for row in rows) else 1
 

@@ -342,11 +342,11 @@ def quiet(*command: str, home: str | None = None) -> None:
 
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
-    "start": start_rows,
     "forward": forward_rows,
-    "cache": cache_rows,
-    "reads": read_rows,
     "train": train_rows,
+    "cache": cache_rows,
+    "start": start_rows,
+    "reads": read_rows,
     "generate": generation_rows,
 }
 """The groups of rows, in the order of the table."""
