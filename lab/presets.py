@@ -67,10 +67,22 @@ def induction() -> TrainConfig:
     return small_gpt_on("induction")
 
 
+def rotation() -> TrainConfig:
+    """Return ten letters of which the first three come last: heads at two constant distances."""
+    return small_gpt_on("rotation")
+
+
+def sorting() -> TrainConfig:
+    """Return ten letters put in order: heads that look for a value, wherever it stands."""
+    return small_gpt_on("sorting")
+
+
 PRESETS = (
     PresetEntry("reversal", "ten letters said backwards: the demo", reversal),
     PresetEntry("copy", "ten letters said again", copy),
     PresetEntry("induction", "a block of ten letters said twice", induction),
+    PresetEntry("rotation", "ten letters, the first three of them last", rotation),
+    PresetEntry("sorting", "ten letters in alphabetical order", sorting),
 )
 
 
@@ -78,7 +90,7 @@ def preset_names() -> tuple[str, ...]:
     """Return the names of all presets.
 
     >>> preset_names()
-    ('reversal', 'copy', 'induction')
+    ('reversal', 'copy', 'induction', 'rotation', 'sorting')
     """
     return tuple(entry.name for entry in PRESETS)
 

@@ -73,7 +73,7 @@ def run_generate(arguments: list[str]) -> int:
         n_right = sum(a == b for a, b in zip(answer, right, strict=True))
         verdict = "right" if answer == right else f"{n_right} of {len(right)} right"
         facts.append((what, f"{''.join(task.vocab.decode(answer))} ({verdict})"))
-    n_given, length = len(form.prompt), task.length
+    n_given, length = len(form.prompt), task.n_given
     if n_given < length:
         facts.append(("note", f"trained on {length} symbols only; {n_given} are new ground to it"))
     say_facts([(label, one_line(text)) for label, text in facts])

@@ -15,6 +15,7 @@ from apps.studio.address import Mode, View
 from lab.durable import read_json
 from lab.naming import head_label, parse_head
 from lab.runs import Run, check_run_name, list_runs, runs_home
+from lab.vocab import SPECIAL_SYMBOLS
 
 if TYPE_CHECKING:
     from lab.gates import GateTensors, HeadGates, Reference
@@ -324,7 +325,8 @@ def text_on_show(view: View, screen: Mapping[str, Any]) -> str:
 
 def example_text(screen: Mapping[str, Any], run: Run) -> str:
     """Return the symbols of the run's own example, as a person would type them."""
-    return "".join(screen["sequence"]["tokens"][1 : 1 + run.config.length])
+    letters = [t for t in screen["sequence"]["tokens"] if t not in SPECIAL_SYMBOLS]
+    return "".join(letters[: task_of(run).n_given])
 
 
 def next_tokens(view: View, text: str) -> NextTokens:

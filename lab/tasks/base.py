@@ -96,14 +96,19 @@ class Task(ABC):
         return self.n_symbols + len(SPECIAL_SYMBOLS)
 
     @property
+    def n_given(self) -> int:
+        """Symbols that a whole prompt gives."""
+        return self.length
+
+    @property
     def n_answers(self) -> int:
-        """Tokens of an answer to `length` symbols."""
+        """Tokens of an answer to all given symbols."""
         return self.length
 
     @property
     def n_tokens(self) -> int:
         """Tokens of a whole sequence: BOS, the symbols, SEP and the answer."""
-        return self.length + 2 + self.n_answers
+        return self.n_given + 2 + self.n_answers
 
     @abstractmethod
     def answer(self, x: Symbols) -> Answers:
@@ -138,7 +143,7 @@ class Task(ABC):
         """Return the sequences of given symbols (see `read`).
 
         Raises:
-            ValueError: x has no symbols or more than `length`, or ids that are not letters.
+            ValueError: x has no symbols or more than `n_given`, or ids that are not letters.
         """
         self.check_count(x.shape[1], "x")
         low, high = len(SPECIAL_SYMBOLS), self.d_vocab - 1
@@ -161,7 +166,7 @@ class Task(ABC):
         """Return the ids of a person's symbols, letters without spaces.
 
         Raises:
-            ValueError: The text is empty, has more than `length` symbols, or one that is unknown.
+            ValueError: The text is empty, has more than `n_given` symbols, or one that is unknown.
         """
         letters = Vocab(self.vocab.symbols[len(SPECIAL_SYMBOLS) :])
         ids = [len(SPECIAL_SYMBOLS) + i for i in letters.encode(text)]

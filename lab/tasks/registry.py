@@ -33,6 +33,19 @@ TASKS = (
         "continue a block of different symbols the second time: abca -> bc",
         "lab.tasks.induction:Induction",
     ),
+    TaskEntry(
+        "rotation",
+        "say the symbols from the fourth on, then the first three: abcde -> deabc",
+        "lab.tasks.rotation:Rotation",
+    ),
+    TaskEntry(
+        "sorting", "say the symbols in alphabetical order: cab -> abc", "lab.tasks.sorting:Sorting"
+    ),
+    TaskEntry(
+        "recall",
+        "say the value behind a key, of pairs of key and value: abcdc -> d",
+        "lab.tasks.recall:Recall",
+    ),
 )
 
 
@@ -40,7 +53,7 @@ def task_names() -> tuple[str, ...]:
     """Return the names of all tasks.
 
     >>> task_names()
-    ('reversal', 'copy', 'induction')
+    ('reversal', 'copy', 'induction', 'rotation', 'sorting', 'recall')
     """
     return tuple(entry.name for entry in TASKS)
 
@@ -50,7 +63,7 @@ def get_task(name: str, *, length: int = 10, n_symbols: int = 26) -> "lab.tasks.
 
     Args:
         name: One of `task_names()`.
-        length: Symbols before the separator (reversal, copy) or in one block (induction).
+        length: Symbols before the separator, or in one block (induction), or pairs (recall).
         n_symbols: Number of different symbols, at most 62.
 
     Raises:
