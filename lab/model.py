@@ -129,8 +129,9 @@ class Attention(nn.Module):
             layer: Where this layer stands now: blocks can be copied and swapped.
             use_result: Compute what each head adds on its own, for hook_result.
         """
-        q, k, v = self.looks(q_in, k_in, v_in, run, layer)
-        z = self.attend(q, k, v, run, layer)
+        q, k, v, z = self.looks(q_in, k_in, v_in, run, layer)
+        if z is None:
+            z = self.attend(q, k, v, run, layer)
         if run.gates is not None:
             z = run.gates.apply(layer, z, run.positions, self.head_ids)
         z = tap(self.hook_z, z)
@@ -145,8 +146,8 @@ class Attention(nn.Module):
         v_in: Resid | PerKeyHead,
         run: Pass,
         layer: int,
-    ) -> tuple[HeadVectors, SharedKeys, SharedKeys]:
-        """Return q, k and v as the scores use them, once the observer has seen them."""
+    ) -> tuple[HeadVectors, SharedKeys, SharedKeys, HeadVectors | None]:
+        """Return q, k and v as the scores use them, and z where the observer's reads brought it."""
         q, k, v = self.projections(q_in, k_in, v_in, run.kv_cache, layer)
         q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
         if run.turns is not None:
@@ -155,9 +156,13 @@ class Attention(nn.Module):
         if run.kv_cache is not None:
             k, v = run.kv_cache.extend(layer, k, v)
         k, v = group_keys(k, self.kv_order), group_keys(v, self.kv_order)
-        if run.observe is not None:
-            run.observe(layer, AttentionReads(q, k, v, scale=self.scale, sight=run.sight))
-        return q, k, v
+        if run.observe is None:
+            return q, k, v, None
+        matrix = run.path == "explicit" or listened(self.hook_attn_scores, self.hook_pattern)
+        follows = run.last_read != layer and not matrix
+        reads = AttentionReads(q, k, v, scale=self.scale, sight=run.sight, z_follows=follows)
+        run.observe(layer, reads)
+        return q, k, v, reads.z
 
     def projections(
         self,
@@ -194,12 +199,7 @@ class Attention(nn.Module):
         return einsum(z, self.W_O, pattern)
 
     def attend(
-        self,
-        q: HeadVectors,
-        k: SharedKeys,
-        v: SharedKeys,
-        run: Pass,
-        layer: int,
+        self, q: HeadVectors, k: SharedKeys, v: SharedKeys, run: Pass, layer: int
     ) -> HeadVectors:
         """Mix the values, through the matrix if somebody wants to see it."""
         seen = listened(self.hook_attn_scores, self.hook_pattern)

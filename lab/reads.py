@@ -15,6 +15,7 @@ from torch import Tensor
 from lab.attention import (
     CAUSAL,
     Keys,
+    Mixed,
     Queries,
     SharedKeys,
     SharedValues,
@@ -22,7 +23,13 @@ from lab.attention import (
     Values,
     share_keys,
 )
-from lab.row_kernels import SCORES_AT_ONCE, SoftmaxRows, softmax_rows
+from lab.row_kernels import (
+    SCORES_AT_ONCE,
+    SoftmaxRows,
+    one_call_gives_both,
+    rows_and_values,
+    softmax_rows,
+)
 from lab.shapes import HeadVectors, Pattern, RowValue
 
 Cells = Int[Tensor, " cell"] | Int[Tensor, "batch cell"]
@@ -51,6 +58,7 @@ class AttentionReads:
         scale: float,
         sight: Sight = CAUSAL,
         first_key: int = 0,
+        z_follows: bool = False,
     ) -> None:
         """Hold q and k as the scores use them (after rotary).
 
@@ -61,6 +69,7 @@ class AttentionReads:
             scale: Factor of the scores, 1 / sqrt(d_head).
             sight: Which keys a query sees.
             first_key: 1 hides the first real key (see sink_free), 0 hides nothing.
+            z_follows: The model will mix the values next: keep z if it comes with the rows.
         """
         half = q.dtype in (torch.bfloat16, torch.float16)
         self.q, self.keys, self.values = (
@@ -69,6 +78,9 @@ class AttentionReads:
         self.scale = scale
         self.sight = sight
         self.first_key = first_key
+        self.z_follows = z_follows and not half and not torch.is_grad_enabled()
+        self.z: Mixed | None = None
+        """The mixed values, if z_follows and they came with the rows."""
         self.offset = k.shape[1] - q.shape[1]
         """Position of the first query."""
 
@@ -85,6 +97,10 @@ class AttentionReads:
     @cached_property
     def rows(self) -> SoftmaxRows:
         """lse, and the mean key under each row's probabilities; NaN in rows that see no key."""
+        q, k, v = self.q, self.keys, self.values
+        if self.z_follows and one_call_gives_both(q, k, v, self.sight):
+            rows, self.z = rows_and_values(q, k, v, scale=self.scale, causal=self.sight.causal)
+            return rows
         return softmax_rows(
             self.q, self.keys, scale=self.scale, sight=self.sight, first_key=self.first_key
         )

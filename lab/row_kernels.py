@@ -1,7 +1,7 @@
 """What a softmax row leaves behind without its matrix: log-sum-exp, and the mean key.
 
-`softmax_rows` is the one function that calls PyTorch's internal attention operators: the public one
-hides the log-sum-exp that they compute. What is known of them, each a test:
+This is the one module that calls PyTorch's internal attention operators: the public one hides the
+log-sum-exp that they compute. What is known of them, each a test:
 
 - The CPU operator ends the process (SIGFPE) when there are no heads, and refuses bool masks.
 - A causal mask of theirs is aligned top-left: wrong with more keys than queries.
@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.attention import Queries, SharedKeys, Sight, share_keys
+from lab.attention import Mixed, Queries, SharedKeys, SharedValues, Sight, share_keys
 from lab.shapes import RowValue
 
 HeadsFirstRows = Float[Tensor, "batch head rows d_head"]
@@ -32,6 +32,12 @@ Kernel = Callable[
     [HeadsFirstRows, HeadsFirstKeys, float, bool, Shown | None], tuple[LogSumExp, HeadsFirstRows]
 ]
 """(q, k, scale, causal, shown) to (lse, mean key); causal only without shown, and square."""
+
+NARROW = 32
+"""Widest head whose mean key and mean value come cheaper from one call of twice the width."""
+
+WIDE_NUMBERS = 2**22
+"""Numbers of one of that call's tensors: 16 MB in float32."""
 
 SCORES_AT_ONCE = 2**24
 """Scores that are built at once where no kernel applies: 64 MB in float32."""
@@ -90,6 +96,42 @@ def softmax_rows(
             lse[:, :, rows] = found[0].masked_fill(blind.squeeze(-1), math.nan)
             mean_key[:, :, rows] = found[1].masked_fill(blind, math.nan)
     return SoftmaxRows(lse=lse, mean_key=mean_key.transpose(1, 2))
+
+
+def one_call_gives_both(q: Queries, k: SharedKeys, v: SharedValues, sight: Sight) -> bool:
+    """Tell whether `rows_and_values` takes these, and is cheaper than two calls."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype == torch.float32
+        and 0 not in q.shape
+        and q.shape[3] == v.shape[3] <= NARROW
+        and k.shape[2] == q.shape[2]
+        and q.shape[1] > 1
+        and sight.plain(q.shape[1], k.shape[1])
+    )
+
+
+def rows_and_values(
+    q: Queries, k: SharedKeys, v: SharedValues, *, scale: float, causal: bool
+) -> tuple[SoftmaxRows, Mixed]:
+    """Return what `softmax_rows` and `fused_attention` return, from one kernel call.
+
+    Values and keys stand side by side in v's place; zeros beside q and k make the widths equal and
+    change no score. That is three quarters of the work of two calls, and one softmax for two.
+    """
+    batch, n_pos, heads, width = q.shape
+    at_once = max(1, WIDE_NUMBERS // (2 * batch * n_pos * width))
+    lse = q.new_empty(batch, heads, n_pos)
+    mixed = q.new_empty(batch, n_pos, heads, 2 * width)
+    for start in range(0, heads, at_once):
+        some = slice(start, start + at_once)
+        wide_q, wide_k = (F.pad(t[:, :, some], (0, width)).transpose(1, 2) for t in (q, k))
+        both = torch.cat([v[:, :, some], k[:, :, some]], dim=-1).transpose(1, 2)
+        found, lse[:, some] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            wide_q, wide_k, both, is_causal=causal, scale=scale
+        )
+        mixed[:, :, some] = found.transpose(1, 2)
+    return SoftmaxRows(lse=lse, mean_key=mixed[..., width:]), mixed[..., :width]
 
 
 def kernel_for(q: Tensor) -> Kernel:

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.config import ModelConfig
+from lab.gates import HeadGates
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
@@ -211,6 +212,27 @@ class TestForward:
         handle.remove()
         reads = [f"reads of {layer}" for layer in range(3)]
         assert fired == [*reads, "hook", *reads[:2], "ln1", reads[2]]
+
+    def test_reads_that_bring_z_along_change_nothing(self) -> None:
+        model, tokens = small_model(), some_tokens()
+        brought: list[bool] = []
+
+        def observe(_: int, reads: AttentionReads) -> None:
+            reads.entropy()
+            brought.append(reads.z is not None)
+
+        def double(z: Tensor, hook: object) -> Tensor:
+            return 2.0 * z
+
+        gates = HeadGates.ablate([(1, 2)], like=model)
+        with torch.no_grad(), model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", double)]):
+            wanted = model(tokens, gates=gates)
+            found = model(tokens, gates=gates, observe=observe)
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+            model(tokens, gates=gates, observe=observe, attention="explicit")
+        model(tokens, observe=observe).sum().backward()
+        assert brought == [True] * 3 + [False] * 6
+        assert bool(model.blocks[0].attn.W_V.grad.any())
 
     def test_observer_sees_every_layer_and_what_the_pattern_hook_sees(
         self, model: HookedGPT

@@ -4,15 +4,25 @@ import itertools
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab import row_kernels
 from lab.attention import MASK_CELLS, Sight, fused_attention, mix_values
 from lab.reads import AttentionReads
-from lab.row_kernels import cpu_kernel, cuda_kernel, kernel_for, softmax_rows, tiled_kernel
+from lab.row_kernels import (
+    cpu_kernel,
+    cuda_kernel,
+    kernel_for,
+    one_call_gives_both,
+    rows_and_values,
+    softmax_rows,
+    tiled_kernel,
+)
 
 LIMITS = {torch.float32: 2e-5, torch.float64: 1e-12}
 KERNELS = {"cpu": cpu_kernel, "tiled": tiled_kernel}
@@ -172,6 +182,39 @@ def test_rows_of_equal_scores_are_not_taken_for_blind_ones() -> None:
     assert lse.isfinite().all()
     first = softmax_rows(q[:, :1], k[:, :5], scale=0.3, sight=Sight(real=real[:, :5])).lse
     assert torch.equal(first[0], torch.zeros_like(first[0]))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_one_call_gives_rows_and_values(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, at_once: int
+) -> None:
+    q, k, v = (t.float() for t in draw(70, 70, 4, 4))
+    sight = Sight(causal=causal)
+    assert one_call_gives_both(q, k, v, sight)
+    monkeypatch.setattr(row_kernels, "WIDE_NUMBERS", at_once * 2 * 2 * 70 * 8)
+    rows, z = rows_and_values(q, k, v, scale=0.3, causal=causal)
+    pattern = matrix(q, k, 0.3, causal, None, 0)
+    lse, mean_key = exact_rows(q, k, 0.3, pattern)
+    exact = (lse, mean_key, mix_values(pattern, v.double()))
+    for found, wanted in zip((rows.lse, rows.mean_key, z), exact, strict=True):
+        torch.testing.assert_close(found.double(), wanted, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sight"),
+    [
+        (lambda t: t.double(), Sight()),
+        (lambda t: t[:, :, :0], Sight()),
+        (lambda t: t[:, :1], Sight()),
+        (lambda t: t, Sight(real=torch.ones(2, 9, dtype=torch.bool))),
+        (lambda t: t.repeat(1, 1, 1, 5), Sight()),
+    ],
+    ids=["float64", "no heads", "one query", "padding", "wide heads"],
+)
+def test_one_call_is_for_narrow_heads_without_padding(change: Any, sight: Sight) -> None:
+    q, k, v = (change(t.float()) for t in draw(9, 9, 4, 4))
+    assert not one_call_gives_both(q, k, v, sight)
 
 
 def test_half_precision_is_read_in_float32() -> None:
