@@ -189,9 +189,10 @@ class Attention(nn.Module):
                 kept[layer] = flat, bias
         vectors = F.linear(q_in, flat, bias).unflatten(-1, (-1, self.W_Q.shape[-1]))
         heads, kv_heads = len(self.head_ids), len(self.kv_ids)
-        # Slices, which hooks may write into; autograd forbids it for what split() returns.
-        q, k = vectors[:, :, :heads], vectors[:, :, heads : heads + kv_heads]
-        return q, k, vectors[:, :, heads + kv_heads :]
+        # What hooks may write into: autograd forbids it for what split() returns, and the gradients
+        # of slices are three tensors of the whole size where this gives one.
+        q, k, v = vectors.unsafe_split_with_sizes([heads, kv_heads, kv_heads], dim=2)
+        return q, k, v
 
     def head_results(self, z: HeadVectors) -> PerHead:
         """Return what each head adds to the residual stream."""
