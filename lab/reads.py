@@ -21,6 +21,8 @@ from lab.attention import (
     SharedValues,
     Sight,
     Values,
+    fused_attention,
+    mix_values,
     share_keys,
 )
 from lab.row_kernels import (
@@ -83,6 +85,21 @@ class AttentionReads:
         """The mixed values, if z_follows and they came with the rows."""
         self.offset = k.shape[1] - q.shape[1]
         """Position of the first query."""
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return self.q.device
+
+    @property
+    def numbers_a_cell(self) -> int:
+        """Numbers gathered to read one cell of every sequence and head."""
+        return self.q.shape[0] * self.q.shape[2] * self.q.shape[3]
 
     @property
     def k(self) -> Keys:
@@ -152,6 +169,39 @@ class AttentionReads:
             seen &= keys <= rows + self.offset
         shown = seen.unsqueeze(1) | lse.isnan()
         return torch.where(shown, (scores - lse).exp().clamp(max=1.0), 0.0)
+
+    def block(self, rows: slice, keys: slice) -> Pattern:
+        """Return A at a block of rows and keys, in 0 .. 1; rows that see no key are NaN.
+
+        Args:
+            rows: Rows of this call.
+            keys: Keys; a hidden one and one after its query read 0.
+        """
+        n_query, n_key, heads = self.q.shape[1], self.keys.shape[1], self.q.shape[2]
+        k = share_keys(self.keys[:, keys], heads)
+        pattern = "batch q head d, batch k head d -> batch head q k"
+        scores = einsum(self.q[:, rows] * self.scale, k, pattern)
+        lse = self.lse[:, :, rows].unsqueeze(-1)
+        seen = self.sight.mask(n_query, n_key, k.device, rows)[..., keys]
+        after = self.sight.keys_after(self.first_key, n_key, k.device)[:, None, None, keys]
+        shown = (seen & after) | lse.isnan()
+        return torch.where(shown, (scores - lse).exp().clamp(max=1.0), 0.0)
+
+    def mean_value(self) -> Mixed:
+        """Return z, the mean of the values under each row's probabilities, from the fused kernel.
+
+        A row that sees no key is NaN.
+        """
+        if self.first_key:  # no kernel of values knows a hidden key, and this is seldom asked for
+            return torch.cat([mix_values(tile, self.v) for _, tile in self.tiles()], dim=1)
+        if self.z is not None:
+            return self.z
+        q, k, v, sight = self.q, self.keys, self.values, self.sight
+        z = fused_attention(q, k, v, scale=self.scale, sight=sight)
+        if sight.real is None:
+            return z
+        padding = ~sight.real[:, self.offset :, None, None]
+        return z.masked_fill(padding, math.nan)
 
     def sink_free(self) -> "AttentionReads":
         """Return the same attention with the first real key hidden and every row renormalised.

@@ -12,18 +12,17 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.reads import AttentionReads
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
+from probes.pattern_reads import LayerReads
 from probes.reads import (
     Mask,
     ReadableModel,
     head_ids,
-    model_device,
     observe_layers,
     probe_input,
     provenance,
-    slices_of,
+    slices_for,
 )
 from probes.tables import ENTROPY, make_table
 from probes.targets import ProbeInput
@@ -61,7 +60,7 @@ def entropy_profile(
     x = probe_input(model, batch_or_tokens, attention_mask=attention_mask)
     n_sequences, n_pos = x.tokens.shape
     layers: dict[int, Float64[np.ndarray, "sums head query_pos"]] = {}
-    for part in slices_of(x, model_device(model)):
+    for part in slices_for(model, x):
         for layer, sums in slice_sums(model, part).items():
             layers[layer] = layers[layer] + sums if layer in layers else sums
     seen = x.keys_seen()[0].cpu().double().numpy() if x.real is None else None
@@ -84,17 +83,17 @@ def slice_sums(
     """Return SUMS of every layer over a few sequences, from one forward pass."""
     layers: dict[int, Float64[np.ndarray, "sums head query_pos"]] = {}
 
-    def observe(layer: int, reads: AttentionReads) -> None:
+    def observe(layer: int, reads: LayerReads) -> None:
         layers[layer] = row_sums(reads, x).numpy()
 
     observe_layers(model, x.tokens, observe, x.real)
     return layers
 
 
-def row_sums(reads: AttentionReads, x: ProbeInput) -> Float64[Tensor, "sums head query_pos"]:
+def row_sums(reads: LayerReads, x: ProbeInput) -> Float64[Tensor, "sums head query_pos"]:
     """Return SUMS of one layer over the batch, on the CPU."""
     batch, n_pos = x.tokens.shape
-    rows = torch.arange(n_pos, device=reads.q.device).expand(batch, -1)
+    rows = torch.arange(n_pos, device=reads.device).expand(batch, -1)
     sink_mass = reads.cells(rows, x.first_real().expand(-1, n_pos)).cpu().double()
     seen = x.keys_seen().cpu().double().unsqueeze(1).expand_as(sink_mass)
     real, rest = seen >= 1.0, seen >= 2.0

@@ -8,10 +8,10 @@ import pandas as pd
 from jaxtyping import Float
 
 from lab.naming import head_label, unknown_name
-from lab.reads import AttentionReads
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import Vocab
+from probes.pattern_reads import LayerReads
 from probes.reads import (
     ReadableModel,
     head_ids,
@@ -95,7 +95,7 @@ def sequence_maps(model: ReadableModel, tokens: Tokens) -> dict[tuple[int, int],
         )
     maps: dict[tuple[int, int], Map] = {}
 
-    def observe(layer: int, reads: AttentionReads) -> None:
+    def observe(layer: int, reads: LayerReads) -> None:
         pattern = reads.pattern()[0].cpu().double().numpy()
         ids = head_ids(model, layer, len(pattern))
         maps.update({(layer, head): own for head, own in zip(ids, pattern, strict=True)})

@@ -1,7 +1,8 @@
 """Where probes meet a model: one observed forward pass over a batch, a few sequences at a time.
 
-A probe never installs a hook and never asks for the attention matrix: the model hands each layer's
-`AttentionReads` to a function. What is computed from them stands in the modules of the questions.
+A HookedGPT hands each layer's `AttentionReads` to a function: no hook, and no matrix. Of any other
+TransformerLens model the function gets `PatternReads`, which answer the same questions (see
+`probes.bridge`). What is computed from them stands in the modules of the questions.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +21,13 @@ from lab.shapes import PositionMask, Tokens
 from lab.taps import listened
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SEP_ID, Vocab
+from probes.bridge import (
+    LayerObserver,
+    bridge_setting,
+    observe_patterns,
+    takes_observer,
+    tokens_at_once,
+)
 from probes.tables import digest
 from probes.targets import ProbeInput
 
@@ -48,7 +56,7 @@ class ReadableModel(Protocol):
 
 @runtime_checkable
 class Configured(Protocol):
-    """A model that knows how it was pruned."""
+    """A model that is described by a frozen config."""
 
     @property
     def config(self) -> ModelConfig:
@@ -56,20 +64,23 @@ class Configured(Protocol):
         ...
 
 
-@runtime_checkable
-class Lettered(Protocol):
-    """A model that may come with a tokenizer, and knows where its weights are from."""
+def config_of(model: ReadableModel) -> ModelConfig | None:
+    """Return the frozen description of a HookedGPT; None: the model is another library's."""
+    config = getattr(model, "config", None)
+    return config if isinstance(config, ModelConfig) else None
 
-    tokenizer: Any
-    provenance: str | None
+
+def tokenizer_of(model: ReadableModel) -> Any:
+    """Return the tokenizer (or the vocabulary) that a model came with; None: it has none."""
+    return getattr(model, "tokenizer", None)
 
 
 def vocab_of(model: ReadableModel, vocab: Vocab | None) -> Vocab | None:
     """Return the names of the token ids: the given ones, else those of the model's tokenizer."""
-    if vocab is not None or not isinstance(model, Lettered) or model.tokenizer is None:
+    tokenizer, config = tokenizer_of(model), config_of(model)
+    if vocab is not None or tokenizer is None:
         return vocab
-    n_ids = model.config.d_vocab if isinstance(model, Configured) else None
-    return token_vocab(model.tokenizer, n_ids)
+    return token_vocab(tokenizer, None if config is None else config.d_vocab)
 
 
 def probe_input(
@@ -105,9 +116,17 @@ def probe_input(
         tokens=tokens,
         sources=sources,
         special_ids=special_ids,
-        causal=not isinstance(model, Configured) or model.config.attention_dir == "causal",
+        causal=sees_earlier_only(model),
         real=None if attention_mask is None else real_tokens(attention_mask, tokens),
     )
+
+
+def sees_earlier_only(model: ReadableModel) -> bool:
+    """Tell whether a row of the model sees the keys up to its own only."""
+    config = config_of(model)
+    if config is not None:
+        return config.attention_dir == "causal"
+    return bridge_setting(model, "attention_dir") != "bidirectional"
 
 
 def require_tokens(value: Any) -> Tokens:
@@ -161,7 +180,7 @@ def special_ids_of(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> tup
 
     Plain tokens of a model without a tokenizer have none: any id may be a word.
     """
-    tokenizer = model.tokenizer if isinstance(model, Lettered) else None
+    tokenizer = tokenizer_of(model)
     if isinstance(batch_or_tokens, Batch) or isinstance(tokenizer, Vocab):
         return SPECIAL_IDS
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -177,14 +196,21 @@ def model_device(model: ReadableModel) -> torch.device:
 
 def head_ids(model: ReadableModel, layer: int, n_heads: int) -> tuple[int, ...]:
     """Return the original ids of a layer's heads: in a pruned model they have gaps."""
-    return model.config.heads_of(layer) if isinstance(model, Configured) else tuple(range(n_heads))
+    config = config_of(model)
+    return tuple(range(n_heads)) if config is None else config.heads_of(layer)
 
 
 def slices_of(
-    x: ProbeInput, device: torch.device, at_once: int = TOKENS_AT_ONCE
+    x: ProbeInput, device: torch.device, at_once: int | None = None
 ) -> Iterator[ProbeInput]:
-    """Yield the input a few sequences at a time, on the device of the model."""
-    step = max(1, at_once // x.tokens.shape[1])
+    """Yield the input a few sequences at a time, on the device of the model.
+
+    Args:
+        x: The input.
+        device: The device.
+        at_once: Tokens of one slice, unless one sequence is longer; None: TOKENS_AT_ONCE.
+    """
+    step = max(1, (TOKENS_AT_ONCE if at_once is None else at_once) // x.tokens.shape[1])
     for start in range(0, len(x.tokens), step):
         some = slice(start, start + step)
         yield ProbeInput(
@@ -196,15 +222,38 @@ def slices_of(
         )
 
 
+def slices_for(
+    model: ReadableModel, x: ProbeInput, at_once: int | None = None
+) -> Iterator[ProbeInput]:
+    """Yield the input as many sequences at a time as the model reads in little memory.
+
+    Args:
+        model: The model that will read them.
+        x: The input.
+        at_once: Tokens of one slice at most; None: TOKENS_AT_ONCE.
+    """
+    most = TOKENS_AT_ONCE if at_once is None else at_once
+    if not takes_observer(model):
+        most = tokens_at_once(model, x.tokens.shape[1], most)
+    return slices_of(x, model_device(model), most)
+
+
 @torch.no_grad()
 def observe_layers(
-    model: ReadableModel, tokens: Tokens, observe: Observer, real: PositionMask | None = None
+    model: ReadableModel,
+    tokens: Tokens,
+    observe: LayerObserver,
+    real: PositionMask | None = None,
 ) -> None:
     """Run the model on some sequences and show each layer's reads, in layer order.
 
     Raises:
-        ValueError: A hook stands on scores or pattern, whose edits no probe would see.
+        ValueError: The model shows no attention; or it is a HookedGPT with a hook on scores or
+            pattern, whose edits no probe would see.
     """
+    if not takes_observer(model):
+        observe_patterns(model, tokens, observe, real)
+        return
     require_unhooked(model)
     if real is None:
         model.forward(tokens, return_type=None, observe=observe)
@@ -232,7 +281,7 @@ def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:
     `run`, `checkpoint_sha256` and `seed` are those of a saved run; reports fill them in.
     """
     weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    foreign = model.provenance if isinstance(model, Lettered) else None
+    foreign = weights_of(model)
     return {
         **({} if foreign is None else {"weights": foreign}),
         "run": None,
@@ -243,3 +292,11 @@ def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:
         "versions": versions(),
         "tokens_sha256": digest(tokens.cpu().contiguous().numpy().tobytes()),
     }
+
+
+def weights_of(model: ReadableModel) -> str | None:
+    """Return what tables say of weights that were trained elsewhere; None: they were not."""
+    if config_of(model) is not None:
+        return getattr(model, "provenance", None)
+    name = bridge_setting(model, "model_name")
+    return f"{type(model).__name__} of TransformerLens, {name}" if name else None
