@@ -14,19 +14,19 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.reads import AttentionReads
-from lab.shapes import Tokens
+from lab.shapes import PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
+from probes.pattern_reads import LayerReads
 from probes.reads import (
     Mask,
     ReadableModel,
     head_ids,
-    model_device,
     observe_layers,
     probe_input,
     provenance,
-    slices_of,
+    require_tokens,
+    slices_for,
 )
 from probes.registry import ProbeEntry, choose_probes, load_function
 from probes.tables import HEADS, make_table
@@ -50,6 +50,8 @@ class HeadMasses:
     """Scored rows of each sequence."""
     chance: Float64[np.ndarray, " batch"]
     """The mass of a head that spreads evenly."""
+    control: Float64[np.ndarray, "batch column"] | None = None
+    """Mass on the same cells of the control tokens; None: there are none."""
 
 
 def score_heads(
@@ -59,6 +61,7 @@ def score_heads(
     *,
     special_ids: tuple[int, ...] | None = None,
     attention_mask: Mask | None = None,
+    control: Tokens | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Score every head on every probe: one row per layer, head and probe.
@@ -66,7 +69,8 @@ def score_heads(
     score = mean over the scored rows of all sequences of sum_{k in targets(q)} A[q, k], in 0 .. 1;
     chance is the same with A = 1 / keys that the row sees, exactly: q + 1 in a causal model, all in
     a bidirectional one. kappa = (score - chance) / (1 - chance). The interval resamples
-    sequences. A probe without a row to score is NaN, never 0.
+    sequences. A probe without a row to score is NaN, never 0. The column control is the score on
+    control tokens, at the cells of the tokens proper; the difference is what their content does.
 
     Args:
         model: A HookedGPT.
@@ -78,14 +82,22 @@ def score_heads(
             task's batch; of plain tokens BOS, EOS and PAD of the model's tokenizer, or none.
         attention_mask: True (or 1) at real tokens. Padding is scored neither as row nor as key, and
             "first" means the first real token. None: all are real.
+        control: Other tokens of the same shape, such as `control` of `probes.inputs.repeated_pair`
+            or `content_control` of a task's batch.
         seed: Seed of the bootstrap.
 
     Raises:
         ValueError: An unknown probe, one that the input does not allow, an empty batch, neither a
-            batch nor token ids, or a hook on scores or pattern, whose edit no probe would see.
+            batch nor token ids, a control of another shape, or a hook on scores or pattern, whose
+            edit no probe would see.
     """
     tables = head_masses(
-        model, batch_or_tokens, probes, special_ids=special_ids, attention_mask=attention_mask
+        model,
+        batch_or_tokens,
+        probes,
+        special_ids=special_ids,
+        attention_mask=attention_mask,
+        control=control,
     )
     rows = [row for masses in tables for row in summary_rows(masses, seed)]
     order = {masses.probe.name: i for i, masses in enumerate(tables)}
@@ -102,11 +114,19 @@ def head_masses(
     *,
     special_ids: tuple[int, ...] | None = None,
     attention_mask: Mask | None = None,
+    control: Tokens | None = None,
 ) -> list[HeadMasses]:
     """Return each probe's mass for every sequence and head, summed in float64."""
     x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     entries = choose_probes(probes, has_sources=x.sources is not None)
-    parts = [masses_of_slice(model, part, entries) for part in slices_of(x, model_device(model))]
+    if control is not None:
+        check_control(control, x.tokens)
+    parts, start = [], 0
+    for part in slices_for(model, x):
+        stop = start + len(part.tokens)
+        other = None if control is None else control[start:stop].to(part.tokens.device)
+        parts.append(masses_of_slice(model, part, entries, other))
+        start = stop
     return [
         HeadMasses(
             probe=entry,
@@ -114,45 +134,77 @@ def head_masses(
             mass=np.concatenate([part[i].mass for part in parts]),
             n_rows=np.concatenate([part[i].n_rows for part in parts]),
             chance=np.concatenate([part[i].chance for part in parts]),
+            control=joined([part[i].control for part in parts]),
         )
         for i, entry in enumerate(entries)
     ]
 
 
+def joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
+    """Return the parts one below the other, or None where there are none."""
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known else None
+
+
+def check_control(control: Any, tokens: Tokens) -> None:
+    """Raise ValueError unless control tokens stand where the tokens do."""
+    got = require_tokens(control)
+    if got.shape != tokens.shape:
+        raise ValueError(
+            f"control must have the shape {list(tokens.shape)} of the tokens, got {list(got.shape)}"
+        )
+
+
 def masses_of_slice(
-    model: ReadableModel, x: ProbeInput, entries: tuple[ProbeEntry, ...]
+    model: ReadableModel,
+    x: ProbeInput,
+    entries: tuple[ProbeEntry, ...],
+    control: Tokens | None = None,
 ) -> list[HeadMasses]:
-    """Return the masses of a few sequences from one forward pass."""
+    """Return the masses of a few sequences from one forward pass, two with control tokens."""
     functions: list[Callable[[ProbeInput], Targets]] = [load_function(entry) for entry in entries]
     targets = [function(x) for function in functions]
-    heads: list[tuple[int, int]] = []
-    layers: list[list[np.ndarray]] = [[] for _ in entries]
-
-    def observe(layer: int, reads: AttentionReads) -> None:
-        heads.extend((layer, head) for head in head_ids(model, layer, reads.q.shape[2]))
-        for collected, target in zip(layers, targets, strict=True):
-            collected.append(mass_on(reads, target).cpu().numpy())
-
-    observe_layers(model, x.tokens, observe, x.real)
+    heads, mass = target_masses(model, x.tokens, targets, x.real)
+    other = [None] * len(targets)
+    if control is not None:
+        other = target_masses(model, control, targets, x.real)[1]
     return [
         HeadMasses(
             probe=entry,
-            heads=tuple(heads),
-            mass=np.concatenate(collected, axis=1).astype(np.float64),
+            heads=heads,
+            mass=of_tokens,
             n_rows=target.n_rows.double().numpy(),
             chance=target.chance.numpy(),
+            control=of_control,
         )
-        for entry, target, collected in zip(entries, targets, layers, strict=True)
+        for entry, target, of_tokens, of_control in zip(entries, targets, mass, other, strict=True)
     ]
 
 
-def mass_on(reads: AttentionReads, targets: Targets) -> Tensor:
+def target_masses(
+    model: ReadableModel, tokens: Tokens, targets: list[Targets], real: PositionMask | None
+) -> tuple[tuple[tuple[int, int], ...], list[Float64[np.ndarray, "batch column"]]]:
+    """Return the heads, and their mass on each list of cells, from one forward pass."""
+    heads: list[tuple[int, int]] = []
+    layers: list[list[np.ndarray]] = [[] for _ in targets]
+
+    def observe(layer: int, reads: LayerReads) -> None:
+        heads.extend((layer, head) for head in head_ids(model, layer, reads.n_heads))
+        for collected, target in zip(layers, targets, strict=True):
+            collected.append(mass_on(reads, target).cpu().numpy())
+
+    observe_layers(model, tokens, observe, real)
+    masses = [np.concatenate(collected, axis=1).astype(np.float64) for collected in layers]
+    return tuple(heads), masses
+
+
+def mass_on(reads: LayerReads, targets: Targets) -> Tensor:
     """Return one layer's mass on the targets, [batch, head], a block of cells at a time."""
-    batch, _, n_heads, d_head = reads.q.shape
-    block = max(1, GATHERED_NUMBERS // max(1, batch * n_heads * d_head))
+    block = max(1, GATHERED_NUMBERS // max(1, reads.numbers_a_cell))
     # Some accelerators have no float64; there the sum is taken in float32.
-    dtype = torch.float32 if reads.q.device.type == "mps" else torch.float64
-    total = torch.zeros(batch, n_heads, dtype=dtype, device=reads.q.device)
+    dtype = torch.float32 if reads.device.type == "mps" else torch.float64
+    n_sequences = len(targets.query_pos)
+    total = torch.zeros(n_sequences, reads.n_heads, dtype=dtype, device=reads.device)
     for start in range(0, targets.query_pos.shape[1], block):
         some = slice(start, start + block)
         cells = reads.cells(targets.query_pos[:, some], targets.key_pos[:, some])
@@ -169,6 +221,7 @@ def summary_rows(masses: HeadMasses, seed: int) -> list[dict[str, Any]]:
         chance = masses.chance.sum() / n_rows
         # Chance 1 means that no other score was possible, so that there is nothing to correct.
         kappa = (score - chance) / (1.0 - chance) if chance < 1.0 else score * np.nan
+        control = score * np.nan if masses.control is None else masses.control.sum(axis=0) / n_rows
     return [
         {
             "layer": layer,
@@ -179,6 +232,7 @@ def summary_rows(masses: HeadMasses, seed: int) -> list[dict[str, Any]]:
             "kappa": kappa[i],
             "ci_low": low[i],
             "ci_high": high[i],
+            "control": control[i],
             "n_sequences": int((masses.n_rows > 0).sum()),
             "n_rows": int(n_rows),
             "unit": masses.probe.unit,

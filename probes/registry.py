@@ -143,6 +143,20 @@ PROBES: tuple[ProbeEntry, ...] = (
         caveat="Prefix matching only: the full definition also asks that the head copies.",
         where="probes.targets:induction",
     ),
+    ProbeEntry(
+        name="preceder",
+        title="Preceder",
+        summary="Looks at what stood before the same token earlier.",
+        head_kind="preceder head",
+        target="what stood before the same token earlier",
+        rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
+        "before each earlier copy, unless BOS or SEP stands there",
+        source="Olsson et al. 2022, whose appendix words prefix matching this way; their code and "
+        "ours call the token after the copy induction",
+        caveat="One key before the duplicate and two before the induction target: read the three "
+        "side by side.",
+        where="probes.targets:preceder",
+    ),
 )
 
 

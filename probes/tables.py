@@ -72,7 +72,7 @@ CI_HIGH = Column(name="ci_high", kind="number", meaning="upper end of the 95 % b
 
 HEADS = Schema(
     name="heads",
-    version=1,
+    version=2,
     columns=(
         LAYER,
         HEAD,
@@ -84,6 +84,11 @@ HEADS = Schema(
         Column(name="kappa", kind="number", meaning="(score - chance) / (1 - chance)"),
         CI_LOW,
         CI_HIGH,
+        Column(
+            name="control",
+            kind="number",
+            meaning="mass on the same cells of control tokens; NaN: none were given",
+        ),
         N_SEQUENCES,
         Column(
             name="n_rows", kind="whole", meaning="query rows that were scored, over all sequences"
@@ -349,8 +354,17 @@ def get_schema(name: str) -> Schema:
 
 
 def read_table(path: Path, schema: Schema) -> pd.DataFrame:
-    """Read a Parquet file and check it; attrs come back with it."""
-    return checked_table(pd.read_parquet(path), schema)
+    """Read a Parquet file and check it; attrs come back with it, older versions are upgraded."""
+    return checked_table(upgraded_table(pd.read_parquet(path), schema), schema)
+
+
+def upgraded_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """Return a table of an older version with the columns that it did not have yet, all NaN."""
+    if schema is HEADS and frame.attrs.get("definition_version") == 1:
+        attrs = {**frame.attrs, "definition_version": 2}
+        frame = frame.assign(control=math.nan).reindex(columns=schema.names)
+        frame.attrs = attrs
+    return frame
 
 
 def parquet_bytes(frame: pd.DataFrame) -> bytes:

@@ -44,6 +44,13 @@ class ProbeInput:
         count = self.real.cumsum(dim=1)
         return (count if self.causal else count[:, -1:]) * self.real
 
+    def later_rows(self, after: int = 0) -> Bool[Tensor, "batch pos"]:
+        """Return the real rows more than so many positions after the first real one."""
+        batch, n_pos = self.tokens.shape
+        rows = torch.arange(n_pos, device=self.tokens.device).expand(batch, -1)
+        later = rows > self.first_real() + after
+        return later if self.real is None else later & self.real
+
     def first_real(self) -> Int[Tensor, "batch 1"]:
         """Return the first position of each sequence that is no padding."""
         if self.real is None:
@@ -146,6 +153,17 @@ def induction(x: ProbeInput) -> Targets:
     """Return the cells (q, k), k <= q, whose key follows an earlier copy of q's token."""
     rows, copies = earlier_copies(x)
     return Targets.of_cells(rows, torch.where(copies >= 0, copies + 1, -1), x)
+
+
+def preceder(x: ProbeInput) -> Targets:
+    """Return the cells (q, k - 1) before an earlier copy k of q's token, unless BOS stands there.
+
+    There every head that rests on BOS would count as a preceder head.
+    """
+    rows, copies = earlier_copies(x)
+    keys = copies - 1
+    special = is_special(x.tokens.gather(1, keys.clamp(min=0)), x.special_ids)
+    return Targets.of_cells(rows, torch.where((copies >= 1) & ~special, keys, -1), x)
 
 
 def diagonal(x: ProbeInput, *, offset: int) -> tuple[CellList, CellList]:

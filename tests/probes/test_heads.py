@@ -59,6 +59,8 @@ def naive_scores(model, batch, special=(0, 1)):
         if probe in ("current", "first"):
             return [q if probe == "current" else 0] if q >= 1 else []
         copies = [k for k in range(q) if x[k] == x[q] and x[q] not in special]
+        if probe == "preceder":
+            return [k - 1 for k in copies if k >= 1 and x[k - 1] not in special]
         return copies if probe == "duplicate" else [k + 1 for k in copies]
 
     found = {}
@@ -316,7 +318,14 @@ def test_palindrome_keeps_positional_sources():
 
 def test_nothing_to_score_is_missing_and_not_zero():
     frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), torch.tensor([[0], [2]]))
-    assert set(frame["probe"]) == {"previous", "current", "first", "duplicate", "induction"}
+    assert set(frame["probe"]) == {
+        "previous",
+        "current",
+        "first",
+        "duplicate",
+        "induction",
+        "preceder",
+    }
     assert frame[["score", "chance", "kappa", "ci_low", "ci_high"]].isna().all(axis=None)
     assert (frame[["n_rows", "n_sequences"]] == 0).all(axis=None)
 

@@ -76,7 +76,7 @@ def test_wrong_tables_are_refused(tables):
         checked_table(heads.astype({"score": "str"}), schema)
     newer = heads.copy()
     newer.attrs = {**heads.attrs, "definition_version": schema.version + 1}
-    with pytest.raises(ValueError, match=r"definition_version .* must be at most 1, got 2"):
+    with pytest.raises(ValueError, match=r"definition_version .* must be at most 2, got 3"):
         checked_table(newer, schema)
     with pytest.raises(ValueError, match=r"unknown table 'head'.*did you mean 'heads'"):
         get_schema("head")

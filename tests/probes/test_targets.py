@@ -31,6 +31,7 @@ def test_matching_cells_are_those_of_a_loop(rows, tile):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets_module, "ROW_TILE", tile)
         duplicate, induction = targets_module.duplicate_token(x), targets_module.induction(x)
+        preceder = targets_module.preceder(x)
     pairs = [
         {
             (q, k)
@@ -42,6 +43,10 @@ def test_matching_cells_are_those_of_a_loop(rows, tile):
     ]
     assert cells_of(duplicate) == pairs
     assert cells_of(induction) == [{(q, k + 1) for q, k in one} for one in pairs]
+    assert cells_of(preceder) == [
+        {(q, k - 1) for q, k in one if k >= 1 and row[k - 1] not in (0, 1)}
+        for row, one in zip(rows, pairs, strict=True)
+    ]
     for targets in (duplicate, induction):
         assert targets.n_rows.tolist() == [len({q for q, _ in one}) for one in pairs]
         assert targets.chance.tolist() == pytest.approx(
