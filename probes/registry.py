@@ -30,6 +30,8 @@ class ProbeEntry:
     """What a head with a high score is called."""
     target: str
     """What such a head looks at, to follow "puts its attention on"."""
+    formula: str
+    """The score in plain text: A is the attention matrix, q a row of it and k a key."""
     rows: str
     """Which query rows are scored, and which keys count in each."""
     source: str
@@ -55,6 +57,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks at the symbol that is the answer; for reversal, the anti-diagonal.",
         head_kind="source head",
         target="the position that holds the answer",
+        formula="mean over p of sum over s of A[p, s], s the sources of the answer that row p predicts",
         rows="rows whose logits predict an answer; key: the position that holds it "
         "(reversal: query + key = 2n + 1)",
         source="Vaswani et al. 2017 attention maps, read at the positions the task names",
@@ -69,6 +72,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Each answer token looks back at its own original: a duplicate-token stripe.",
         head_kind="late source head",
         target="the source of the answer one row late",
+        formula="mean over p of sum over s of A[p + 1, s], s the sources of the answer of row p",
         rows="the row after each scored one; key: as in sources (reversal: query + key = 2n + 2)",
         source="neighbouring stripe of sources; a one-off reading of the map reports this one",
         caveat="A control for sources: a head that is high only here matches equal tokens.",
@@ -81,6 +85,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks two rows late at the source; for reversal, an induction stripe.",
         head_kind="late source head",
         target="the source of the answer two rows late",
+        formula="mean over p of sum over s of A[p + 2, s], s the sources of the answer of row p",
         rows="two rows after each scored one; key: as in sources (reversal: query + key = 2n + 3)",
         source="neighbouring stripe of sources",
         caveat="A control for sources, with one row less: the last one has no place.",
@@ -93,6 +98,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks at the token just before.",
         head_kind="previous-token head",
         target="the token just before",
+        formula="mean over q of A[q, q - 1]",
         rows="rows from 2 on (from 1 where no BOS or SEP stands first); key: query - 1",
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="A head that prefers recent tokens scores too; compare with other distances.",
@@ -104,6 +110,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks at the token itself.",
         head_kind="current-token head",
         target="the token itself",
+        formula="mean over q of A[q, q]",
         rows="rows from 1 on; key: query",
         source="ARENA 3.0, current-token heads",
         caveat="Token-matching heads that do not exclude themselves score too.",
@@ -115,6 +122,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Rests on the first position: an attention sink.",
         head_kind="first-token head",
         target="the first position",
+        formula="mean over q of A[q, 0]",
         rows="rows from 1 on; key: 0",
         source="Gu et al. 2025, When attention sink emerges in language models",
         caveat="Often a head at rest: what it reads there may be next to nothing.",
@@ -126,6 +134,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks at earlier copies of the same token.",
         head_kind="duplicate-token head",
         target="earlier copies of the same token",
+        formula="mean over q of the sum of A[q, k] over k < q with x_k = x_q",
         rows="rows whose token stood before (BOS and SEP do not count); keys: all earlier copies",
         source="Wang et al. 2023, Interpretability in the wild",
         caveat="In natural text common words repeat; type heads on random tokens.",
@@ -137,6 +146,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks at what followed the same token earlier.",
         head_kind="induction head",
         target="what followed the same token earlier",
+        formula="mean over q of the sum of A[q, k + 1] over k < q with x_k = x_q",
         rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
         "after each earlier copy",
         source="Olsson et al. 2022, In-context learning and induction heads",
@@ -149,6 +159,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         summary="Looks at what stood before the same token earlier.",
         head_kind="preceder head",
         target="what stood before the same token earlier",
+        formula="mean over q of the sum of A[q, k - 1] over k < q with x_k = x_q",
         rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
         "before each earlier copy, unless BOS or SEP stands there",
         source="Olsson et al. 2022, whose appendix words prefix matching this way; their code and "
