@@ -56,6 +56,15 @@ def head_label(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
+def article(noun: str) -> str:
+    """Put the article before a noun.
+
+    >>> article("copy head"), article("induction head")
+    ('a copy head', 'an induction head')
+    """
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def parse_head(label: str) -> tuple[int, int]:
     """Read (layer, head) from a label.
 

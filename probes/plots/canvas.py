@@ -1,0 +1,104 @@
+"""What all charts share: colours, an own figure, a PNG of few bytes.
+
+Figures are made with matplotlib's object interface on their own Agg canvas, never through pyplot,
+whose current figure is shared by all threads of a process. Colours are told apart by people who see
+red and green alike, and dark means much on every map.
+"""
+
+import io
+from collections.abc import Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
+
+INK = "#1b2733"
+MUTED = "#5b6b7a"
+FAINT = "#d9e0e6"
+HIDDEN = "#f3f5f7"
+BLUE = "#0b5c94"
+ORANGE = "#d55e00"
+HEAD_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#7f7f7f",
+    "#000000",
+)
+"""Okabe and Ito's colours, for the heads of a layer."""
+DASHES = ("", (4, 1.5), (1, 1), (3, 1, 1, 1))
+"""One kind of line a layer."""
+PROBABILITY = LinearSegmentedColormap.from_list(
+    "probability", ["#ffffff", "#cfe3f2", "#7fb6dc", "#2f7fbc", "#0b4f86", "#062c4f"]
+)
+"""White is 0, dark blue is 1; lightness falls all the way."""
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure on its own canvas, in inches."""
+    # A title must not touch the edge of a picture that is pasted on a slide.
+    roomy = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=(width, height), layout=roomy)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def own_axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """Return the Axes to draw on: the caller's, or those of a new figure."""
+    return new_figure(width, height).add_subplot() if ax is None else ax
+
+
+def png_bytes(figure: Figure, dpi: int = 150) -> bytes:
+    """Return the figure as a PNG file of up to 256 colours: a third of the bytes."""
+    drawn, packed = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi, facecolor="white")
+    with Image.open(drawn) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(packed, format="PNG", optimize=True)
+    return packed.getvalue()
+
+
+def headline(ax: Axes, text: str) -> None:
+    """Write the title of a chart, where reading begins."""
+    ax.set_title(text, loc="left", color=INK, fontweight="bold")
+
+
+def legend_beside(ax: Axes, handles: Sequence[Artist] | None = None) -> None:
+    """Put the legend to the right of a chart, in as many columns as its lines need."""
+    handles = ax.get_legend_handles_labels()[0] if handles is None else list(handles)
+    ax.legend(
+        handles=handles,
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+        frameon=False,
+        fontsize=9,
+        ncols=1 + len(handles) // 19,
+    )
+
+
+def tidy(ax: Axes) -> None:
+    """Take away the lines of a chart that say nothing."""
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(FAINT)
+    ax.tick_params(colors=INK)
+
+
+def ink_on(colour: str | Sequence[float]) -> str:
+    """Return the colour of a text that can be read on a ground of some colour."""
+    red, green, blue = to_rgb(colour)
+    return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45 else "white"
+
+
+def tint(colour: str, share: float) -> tuple[float, float, float]:
+    """Return a colour mixed with white: share 1 is the colour itself, 0 is white."""
+    red, green, blue = (1.0 - share * (1.0 - part) for part in to_rgb(colour))
+    return red, green, blue

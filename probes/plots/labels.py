@@ -1,0 +1,209 @@
+"""What each head is called, and how often a label is right."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from probes.plots.canvas import (
+    FAINT,
+    INK,
+    MUTED,
+    PROBABILITY,
+    headline,
+    ink_on,
+    own_axes,
+    tint,
+)
+from probes.plots.grids import FEW_COLUMNS, number_axes
+
+TASK_COLOUR = "#0072b2"
+LABEL_COLOURS: Mapping[str, str] = MappingProxyType(
+    {
+        "previous": "#009e73",
+        "current": "#56b4e9",
+        "first": "#f0e442",
+        "duplicate": "#e69f00",
+        "preceder": "#cc79a7",
+        "induction": "#d55e00",
+        "mixed": "#7f7f7f",
+        "uniform": "#c4ccd4",
+        "broad": "#e3e8ec",
+        "none": "#ffffff",
+    }
+)
+"""Okabe and Ito's colours for heads that look somewhere, greys for the others; a label that is not
+here is a task's own (reversal, copy ...) and is blue."""
+
+SHORT: Mapping[str, str] = MappingProxyType(
+    {
+        "previous": "prev",
+        "current": "curr",
+        "first": "first",
+        "duplicate": "dup",
+        "preceder": "prec",
+        "induction": "ind",
+        "mixed": "mix",
+        "uniform": "unif",
+        "broad": "broad",
+        "none": "-",
+        "reversal": "rev",
+        "rotation": "rot",
+        "sorting": "sort",
+    }
+)
+"""What a cell has room for."""
+
+WEAK_TINT = 0.35
+"""How much colour the cell of a weak label has."""
+
+
+def label_colour(label: str) -> str:
+    """Return the colour of a label in every chart."""
+    return LABEL_COLOURS.get(label, TASK_COLOUR)
+
+
+def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw what each head is called: layers down, heads across, a colour a label.
+
+    A weak label is pale in a frame of its colour. A head whose output is next to nothing is struck
+    through, whatever it looks at.
+
+    Args:
+        frame: The table of label_heads.
+        ax: Where to draw; None: a new figure.
+    """
+    layers, heads = (sorted(set(frame[axis].tolist())) for axis in ("layer", "head"))
+    few = len(heads) <= FEW_COLUMNS
+    across = 0.78 if few else 0.3
+    ax = own_axes(ax, 3.2 + across * len(heads), 1.1 + (0.62 if few else 0.3) * len(layers))
+    for row in frame.itertuples():
+        place = heads.index(row.head), layers.index(row.layer)
+        # A head that is no class has no number of its own: its nearest class has.
+        score = row.score if row.strength else math.nan
+        draw_label(ax, place, str(row.label), str(row.strength), score, named=few)
+        if row.silent:
+            x, y = place
+            ax.plot([x + 0.08, x + 0.92], [y + 0.92, y + 0.08], color=INK, linewidth=1.2, zorder=4)
+    ax.set_xlim(0, len(heads))
+    ax.set_ylim(len(layers), 0)
+    ax.set_facecolor("white")
+    number_axes(ax, layers, heads)
+    headline(ax, "What each head does")
+    counts = frame["label"].value_counts()
+    known = [*(label for label in counts.index if label not in LABEL_COLOURS), *LABEL_COLOURS]
+    handles: list[Patch | Line2D] = [
+        Patch(
+            facecolor=label_colour(label), edgecolor=MUTED, linewidth=0.6,
+            label=f"{label} ({counts[label]})",
+        )
+        for label in known
+        if label in counts
+    ]  # fmt: skip
+    if frame["silent"].any():
+        count = int(frame["silent"].sum())
+        handles.append(Line2D([], [], color=INK, linewidth=1.2, label=f"silent ({count})"))
+    if (frame["strength"] == "weak").any():
+        handles.append(Patch(facecolor=tint(MUTED, 0.2), edgecolor=MUTED, label="pale: weak"))
+    ax.legend(
+        handles=handles,
+        loc="center left",
+        bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+        fontsize=10,
+    )
+    return ax
+
+
+def draw_label(
+    ax: Axes,
+    place: tuple[int, int],
+    label: str,
+    strength: str,
+    score: float,
+    *,
+    named: bool,
+) -> None:
+    """Draw one head's cell."""
+    x, y = place
+    colour = label_colour(label)
+    weak = strength == "weak"
+    ground = tint(colour, WEAK_TINT) if weak else colour
+    ax.add_patch(
+        Rectangle(
+            (x + 0.04, y + 0.04),
+            0.92,
+            0.92,
+            facecolor=ground,
+            edgecolor=colour if weak else FAINT,
+            linewidth=2.0 if weak else 0.8,
+            zorder=2,
+            gid=label,
+        )
+    )
+    if not named:
+        return
+    ink = ink_on(ground)
+    name = SHORT.get(label, label[:6])
+    ax.text(
+        x + 0.5, y + (0.38 if not math.isnan(score) else 0.5), name,
+        ha="center", va="center", color=ink, fontsize=11, fontweight="bold", zorder=5,
+    )  # fmt: skip
+    if not math.isnan(score):
+        ax.text(
+            x + 0.5, y + 0.72, f"{score:.2f}",
+            ha="center", va="center", color=ink, fontsize=9, zorder=5,
+        )  # fmt: skip
+
+
+def plot_confusion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw how heads of each known kind were labelled: truth down, label across.
+
+    Colour is the share of a row, numbers are heads; right answers are framed.
+
+    Args:
+        frame: Rows of truth, label and n_heads.
+        ax: Where to draw; None: a new figure.
+    """
+    counts = frame.pivot_table(
+        index="truth", columns="label", values="n_heads", aggfunc="sum", fill_value=0
+    )
+    truths = list(dict.fromkeys(frame["truth"]))
+    labels = [name for name in truths if name in counts] + [
+        name for name in dict.fromkeys(frame["label"]) if name not in truths
+    ]
+    counts = counts.loc[truths, labels]
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    ax = own_axes(ax, 2.6 + 0.72 * len(labels), 1.9 + 0.5 * len(truths))
+    ax.pcolormesh(
+        shares.to_numpy(dtype=float), cmap=PROBABILITY, vmin=0.0, vmax=1.0, edgecolors=FAINT,
+        linewidth=0.8,
+    )  # fmt: skip
+    for y, truth in enumerate(truths):
+        for x, label in enumerate(labels):
+            count, share = int(counts.loc[truth, label]), float(shares.loc[truth, label])
+            if count:
+                ax.text(
+                    x + 0.5, y + 0.5, str(count), ha="center", va="center", fontsize=11,
+                    color="white" if share > 0.55 else INK,
+                )  # fmt: skip
+            if truth == label:
+                ax.add_patch(
+                    Rectangle((x, y), 1, 1, fill=False, edgecolor=INK, linewidth=1.6, zorder=3)
+                )
+    ax.set_xlim(0, len(labels))
+    ax.set_ylim(len(truths), 0)
+    ax.tick_params(length=0, colors=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.set_xticks(np.arange(len(labels)) + 0.5, labels, rotation=40, ha="right", fontsize=10)
+    ax.set_yticks(np.arange(len(truths)) + 0.5, truths, fontsize=10)
+    ax.set_xlabel("label given", color=INK)
+    ax.set_ylabel("what the head was built to be", color=INK)
+    headline(ax, "Known heads and their labels")
+    return ax

@@ -1,0 +1,81 @@
+"""Bars are the numbers of their table, with their intervals and chance."""
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.container import BarContainer
+
+from probes import plots
+from probes.ablation import ablation_sweep
+from probes.heads import score_heads
+from probes.plots.bars import LADDER, RUNGS, STRIPES
+from probes.plots.canvas import ORANGE
+
+
+@pytest.mark.parametrize("metric", ["loss", "exact_match"])
+def test_bars_are_the_changes(small_model, repeating_batch, metric):
+    frame = ablation_sweep(small_model, repeating_batch)
+    ax = plots.plot_ablation(frame, metric=metric)
+    rows = frame[frame["metric"] == metric]
+    assert [bar.get_height() for bar in ax.patches] == rows["delta"].tolist()
+    layers = [bar.get_facecolor() == matplotlib.colors.to_rgba(ORANGE) for bar in ax.patches]
+    assert layers == rows["head"].isna().tolist()
+    (whiskers,) = ax.collections
+    ends = np.array([np.asarray(path.vertices)[:, 1] for path in whiskers.get_paths()])
+    np.testing.assert_allclose(ends[:, 0], np.minimum(rows["ci_low"], rows["delta"]), atol=1e-12)
+    np.testing.assert_allclose(ends[:, 1], np.maximum(rows["ci_high"], rows["delta"]), atol=1e-12)
+    assert [label.get_text() for label in ax.get_xticklabels()][2:5] == [
+        "L0H2",
+        "all of\nlayer 0",
+        "L1H0",
+    ]
+
+
+def rungs(ax):
+    return [bars for bars in ax.containers if isinstance(bars, BarContainer)]
+
+
+def test_stripes_stand_beside_each_other_with_interval_and_chance(small_model, repeating_batch):
+    frame = score_heads(small_model, repeating_batch)
+    ax = plots.plot_ladder(frame, probes=STRIPES)
+    rows = frame[frame["probe"].isin(STRIPES)].set_index(["probe", "layer", "head"])
+    heads = [(layer, head) for layer in range(2) for head in range(3)]
+    assert [text.get_text() for text in ax.get_xticklabels()] == [f"L{a}H{b}" for a, b in heads]
+    assert len(rungs(ax)) == 3
+    for name, bars in zip(STRIPES, rungs(ax), strict=True):
+        own = rows.loc[name].loc[heads]
+        np.testing.assert_allclose([bar.get_height() for bar in bars], own["score"])
+        middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]
+        np.testing.assert_allclose(middles, np.arange(6) + (STRIPES.index(name) - 1) * 0.8 / 3)
+    lines = [c for c in ax.collections if c.get_gid() == "chance"]
+    drawn = [path.vertices[0, 1] for c in lines for path in c.get_paths()]
+    np.testing.assert_allclose(
+        drawn, [c for n in STRIPES for c in rows.loc[n].loc[heads]["chance"]]
+    )
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert {RUNGS[name] for name in STRIPES} < set(texts)
+
+
+def test_a_ladder_has_the_heads_furthest_above_chance_and_their_controls():
+    scores = {(0, 0): 0.1, (0, 5): 0.9, (1, 1): 0.5, (1, 2): float("nan")}
+    rows = [
+        {"layer": layer, "head": head, "probe": name, "score": score * (name == "induction"),
+         "chance": 0.05, "control": 0.02, "effect": 0.0, "ci_low": 0.0, "ci_high": 0.0}
+        for (layer, head), score in scores.items() for name in LADDER
+    ]  # fmt: skip
+    ax = plots.plot_ladder(pd.DataFrame(rows), most=2)
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["L0H5", "L1H1"]
+    assert [bar.get_height() for bar in rungs(ax)[2]] == [0.9, 0.5]
+    # The intervals of such a table are those of effects, which are no bars here.
+    assert not [c for c in ax.containers if not isinstance(c, BarContainer)]
+    (controls,) = (c for c in ax.collections if c.get_gid() == "control")
+    assert [y for _, y in controls.get_offsets().tolist()] == [0.02] * 6
+
+
+def test_what_is_not_in_the_table_is_refused(small_model, repeating_batch):
+    loss = ablation_sweep(small_model, repeating_batch, metrics=["loss"])
+    with pytest.raises(ValueError, match=r"metric of this table 'exact_match'; choose from loss"):
+        plots.plot_ablation(loss, metric="exact_match")
+    with pytest.raises(ValueError, match=r"unknown probe of this table 'sources'; choose from fi"):
+        plots.plot_ladder(score_heads(small_model, repeating_batch, ["first"]), probes=STRIPES)
