@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probes.ablation import ablation_sweep, mean_reference
+    from probes.copying import copying_scores
+    from probes.distances import head_distances
     from probes.entropy import entropy_profile
     from probes.heads import score_heads
+    from probes.offsets import offset_spectrum
+    from probes.peaks import head_peaks
     from probes.pruning import prune_heads
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
+    from probes.values import head_values
 
 __all__ = [
     "ablation_sweep",
+    "copying_scores",
     "entropy_profile",
     "get_probe",
+    "head_distances",
+    "head_peaks",
+    "head_values",
     "mean_reference",
+    "offset_spectrum",
     "probe_names",
     "prune_heads",
     "score_heads",
@@ -28,9 +38,14 @@ __all__ = [
 
 WHERE = {
     "ablation_sweep": "probes.ablation",
+    "copying_scores": "probes.copying",
     "entropy_profile": "probes.entropy",
     "get_probe": "probes.registry",
+    "head_distances": "probes.distances",
+    "head_peaks": "probes.peaks",
+    "head_values": "probes.values",
     "mean_reference": "probes.ablation",
+    "offset_spectrum": "probes.offsets",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning",
     "score_heads": "probes.heads",

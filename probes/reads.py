@@ -6,7 +6,7 @@ TransformerLens model the function gets `PatternReads`, which answer the same qu
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -28,6 +28,7 @@ from probes.bridge import (
     takes_observer,
     tokens_at_once,
 )
+from probes.pattern_reads import LayerReads
 from probes.tables import digest
 from probes.targets import ProbeInput
 
@@ -41,6 +42,7 @@ TOKENS_AT_ONCE = 16_384
 """Tokens in one forward pass of a probe, unless one sequence is longer."""
 
 Observer = Callable[[int, AttentionReads], None]
+Measured = TypeVar("Measured")
 
 
 @runtime_checkable
@@ -260,6 +262,33 @@ def observe_layers(
     else:
         forward: Any = model.forward  # stand-ins of tests take no mask
         forward(tokens, return_type=None, observe=observe, attention_mask=real)
+
+
+def measured_layers(
+    model: ReadableModel,
+    x: ProbeInput,
+    measure: Callable[[int, LayerReads, ProbeInput], Measured],
+    at_once: int | None = None,
+) -> dict[int, list[Measured]]:
+    """Return what measure(layer, reads, slice) makes of each slice of the input, layer by layer.
+
+    Args:
+        model: The model.
+        x: The input, on any device.
+        measure: Called once a layer and slice; what it returns should be small.
+        at_once: Tokens of one slice at most; None: TOKENS_AT_ONCE.
+    """
+    found: dict[int, list[Measured]] = {}
+
+    def observer(part: ProbeInput) -> LayerObserver:
+        def observe(layer: int, reads: LayerReads) -> None:
+            found.setdefault(layer, []).append(measure(layer, reads, part))
+
+        return observe
+
+    for part in slices_for(model, x, at_once):
+        observe_layers(model, part.tokens, observer(part), part.real)
+    return dict(sorted(found.items()))
 
 
 def require_unhooked(model: ReadableModel) -> None:

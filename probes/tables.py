@@ -299,7 +299,123 @@ EVIDENCE = Schema(
     ),
 )
 
-SCHEMAS: tuple[Schema, ...] = (HEADS, ENTROPY, ABLATION, ATTENTION, DYNAMICS, ONSETS)
+PLANTED = Schema(
+    name="planted",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="truth", kind="text", meaning="what the head is, and must be called"),
+        Column(name="kind", kind="text", meaning="how it is built: see probes.planted.heads"),
+        Column(name="variant", kind="text", meaning="what it is an example of"),
+        Column(name="beta", kind="number", meaning="its gain: a target scores beta, other keys 0"),
+        Column(name="distance", kind="whole", meaning="steps by which it looks aside"),
+        Column(name="share", kind="number", meaning="of a mixed head, what the first part gets"),
+        Column(name="silent", kind="flag", meaning="it writes nothing"),
+        Column(name="redundant_with", kind="text", meaning="heads of its layer that look alike"),
+    ),
+)
+
+SPECTRUM = Schema(
+    name="spectrum",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="offset", kind="whole", meaning="how far back the key is; 0: the token itself"),
+        Column(name="mass", kind="number", meaning="attention at that distance, mean over rows"),
+        Column(name="chance", kind="number", meaning="mass of a head that spreads evenly"),
+        CI_LOW,
+        CI_HIGH,
+        N_SEQUENCES,
+        Column(name="n_rows", kind="whole", meaning="query rows, the same for all distances"),
+        UNIT,
+    ),
+)
+
+PEAKS = Schema(
+    name="peaks",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        PROBE,
+        Column(name="argmax_share", kind="number", meaning="rows whose favourite key is a target"),
+        CI_LOW,
+        CI_HIGH,
+        Column(name="p10", kind="number", meaning="mass on targets that 9 rows in 10 exceed"),
+        Column(name="largest", kind="number", meaning="largest probability of a row, mean"),
+        N_SEQUENCES,
+        Column(name="n_rows", kind="whole", meaning="query rows that were scored"),
+        UNIT,
+    ),
+)
+
+DISTANCES = Schema(
+    name="distances",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="other_layer", kind="whole", meaning="block of the head compared with"),
+        Column(name="other_head", kind="whole", meaning="that head within its layer"),
+        Column(
+            name="distance", kind="number", unit="nats", meaning="Jensen-Shannon, mean over rows"
+        ),
+        N_SEQUENCES,
+        Column(name="n_rows", kind="whole", meaning="query rows that see more than one key"),
+        UNIT,
+    ),
+)
+
+VALUES = Schema(
+    name="values",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="sink_mass", kind="number", meaning="probability of key 0, mean over rows"),
+        Column(
+            name="sink_value_share", kind="number", meaning="part of the output read from key 0"
+        ),
+        Column(name="output_norm", kind="number", meaning="length of what it writes, mean"),
+        Column(name="layer_share", kind="number", meaning="output_norm / its layer's median"),
+        Column(name="silent", kind="flag", meaning="layer_share below 0.01, or nothing written"),
+        N_SEQUENCES,
+        Column(name="n_rows", kind="whole", meaning="query rows after the first"),
+        UNIT,
+    ),
+)
+
+COPYING = Schema(
+    name="copying",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="eigenvalue", kind="number", meaning="sum / sum of sizes, of OV eigenvalues"),
+        Column(name="copying", kind="number", meaning="logits raised of what is looked at, -1..1"),
+        Column(name="top5", kind="number", meaning="tokens that come out among the 5 likeliest"),
+        Column(name="top5_chance", kind="number", meaning="5 / d_vocab"),
+        N_SEQUENCES,
+        Column(name="n_tokens", kind="whole", meaning="tokens of the sample"),
+        UNIT,
+    ),
+)
+
+SCHEMAS: tuple[Schema, ...] = (
+    HEADS,
+    ENTROPY,
+    ABLATION,
+    ATTENTION,
+    DYNAMICS,
+    ONSETS,
+    SPECTRUM,
+    PEAKS,
+    DISTANCES,
+    VALUES,
+    COPYING,
+)
 
 
 def make_table(
