@@ -5,7 +5,6 @@ and a gain beta. A row whose target scores beta and whose q other visible keys s
 (e^beta + q) on the target, exactly. Nothing here is trained, and nothing has weights.
 """
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -104,8 +103,3 @@ class PlantedHeads:
         """Show the reads to the observer; there are no logits."""
         if observe is not None:
             observe(0, self.reads(input))
-
-
-def planted_mass(beta: float, query_pos: int) -> float:
-    """Return what a positional head of gain beta puts on its target in one row."""
-    return math.exp(beta) / (math.exp(beta) + query_pos)
