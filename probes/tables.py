@@ -310,7 +310,9 @@ PLANTED = Schema(
         Column(name="variant", kind="text", meaning="what it is an example of"),
         Column(name="beta", kind="number", meaning="its gain: a target scores beta, other keys 0"),
         Column(name="distance", kind="whole", meaning="steps by which it looks aside"),
-        Column(name="share", kind="number", meaning="of a mixed head, what the first part gets"),
+        Column(
+            name="parts", kind="text", meaning="kinds that a mixed head is made of, with shares"
+        ),
         Column(name="silent", kind="flag", meaning="it writes nothing"),
         Column(name="redundant_with", kind="text", meaning="heads of its layer that look alike"),
     ),
@@ -415,6 +417,7 @@ SCHEMAS: tuple[Schema, ...] = (
     DISTANCES,
     VALUES,
     COPYING,
+    PLANTED,
 )
 
 

@@ -8,7 +8,5 @@ and `patterns` (the attention that must come out).
 from probes.planted.building import Planted, plant
 from probes.planted.heads import PlantedHead
 from probes.planted.patterns import expected_pattern, planted_mass
-from probes.planted.standin import KINDS, PlantedHeads
 
-__all__ = ["KINDS", "Planted", "PlantedHead", "PlantedHeads", "expected_pattern", "plant",
-           "planted_mass"]  # fmt: skip
+__all__ = ["Planted", "PlantedHead", "expected_pattern", "plant", "planted_mass"]

@@ -79,7 +79,7 @@ class Planted:
             "variant": [head.variant for _, _, head in heads],
             "beta": [head.beta for _, _, head in heads],
             "distance": [head.distance for _, _, head in heads],
-            "share": [head.share if head.kind == "mixed" else float("nan") for *_, head in heads],
+            "parts": [parts_text(head) for _, _, head in heads],
             "silent": [head.writes == "nothing" for _, _, head in heads],
             "redundant_with": [self.twins(layer, index) for layer, index, _ in heads],
         }
@@ -167,6 +167,18 @@ def plant(
     model = HookedGPT(config).double()
     model.load_state_dict(model.state_dict() | planted_weights(rows, codes, config, draw))
     return Planted(model=model.to(dtype), layers=rows, codes=codes)
+
+
+def parts_text(head: PlantedHead) -> str:
+    """Return what a mixed head is made of, in the words of the labels table; empty: one thing.
+
+    >>> parts_text(PlantedHead(kind="mixed", share=0.7))
+    'previous 0.70 + first 0.30'
+    """
+    if head.kind != "mixed":
+        return ""
+    shares = (head.share, 1.0 - head.share)
+    return " + ".join(f"{n} {share:.2f}" for n, share in zip(head.parts, shares, strict=True))
 
 
 def check_heads(rows: Layers, *, norm: Norm, rotary: bool) -> None:
