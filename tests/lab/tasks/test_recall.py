@@ -49,7 +49,7 @@ def test_what_is_asked_for_must_be_a_key():
     for text in ("abcdb", "abcde", "abada"):
         with pytest.raises(ValueError, match=r"^the last symbol of recall must be exactly one of"):
             task.prompt(text)
-    for text in ("", "ab", "abcd", "abcdefghi"):
+    for text in ("", "ab", "abcd", "abcdefgha"):
         with pytest.raises(ValueError, match=r"^prompt must be 3 to 7 symbols for recall of len"):
             task.prompt(text)
 
