@@ -144,7 +144,7 @@ def plant(
         word=word,
         rotary=rotary,
         marks=sum(map(len, rows)),
-        needs={head.needs for row in rows for head in row if head.needs is not None},
+        written={head.writes for row in rows for head in row},
     )
     config = ModelConfig(
         n_layers=len(rows),

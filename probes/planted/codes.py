@@ -51,11 +51,11 @@ class Codes:
 
 
 def make_codes(
-    *, d_vocab: int, n_ctx: int, word: int, rotary: bool, marks: int, needs: Set[str]
+    *, d_vocab: int, n_ctx: int, word: int, rotary: bool, marks: int, written: Set[str]
 ) -> Codes:
-    """Lay the codes out; those that no head needs take no room."""
+    """Lay the codes out; what no head writes takes no room."""
     places = 0 if rotary else n_ctx
-    before = d_vocab if "tokens" in needs else 0
+    before = d_vocab if "tokens" in written else 0
     return Codes(
         d_vocab=d_vocab,
         n_ctx=n_ctx,
@@ -65,7 +65,7 @@ def make_codes(
             token=d_vocab,
             place=places,
             before=before,
-            match=places if "places" in needs else 0,
+            match=places if "places" in written else 0,
             said=d_vocab,
             mark=marks,
         ),

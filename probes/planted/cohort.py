@@ -33,7 +33,7 @@ GAINS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0)
 """Gains of heads that have a label."""
 SHARP_GAINS = GAINS[4:]
 """Gains of heads that must have none, and of those in which something else is hard."""
-CERTAIN = 30.0
+CERTAIN = 40.0
 """Gain of the heads that write what later layers read."""
 WORDS = (6, 7, 8, 9, 10, 12)
 """Lengths of the reversal task's words."""
@@ -138,7 +138,8 @@ LATER_DECK = (
     recipe("backup", "backup"),
 )
 """Heads that read what the first layer has written."""
-ROTARY_DECK = (*ALIKE, recipe("low_rank", "soft turn", gains=(0.4, 0.5, 0.6, 0.7)))
+SOFT_TURN = recipe("low_rank", "soft turn", gains=(0.4, 0.5, 0.6, 0.7))
+ROTARY_DECK = (*ALIKE, SOFT_TURN, SOFT_TURN)
 ROTARY_LATER = (recipe("induction", "turned", writes="copy"),)
 
 

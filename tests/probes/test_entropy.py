@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lab.reads import AttentionReads
 from probes.entropy import entropy_profile
-from probes.planted import PlantedHeads
+from probes.planted import PlantedHead, plant
 from probes.tables import ENTROPY, json_rows
 
 
@@ -58,7 +58,7 @@ def test_equal_to_loops_over_the_explicit_rows(small_model, repeating_batch):
 
 def test_even_head_reaches_every_ceiling():
     tokens = torch.tensor([[0, 2, 3, 4, 5, 2]])
-    frame = entropy_profile(PlantedHeads(("uniform",), d_vocab=6), tokens)
+    frame = entropy_profile(plant([[PlantedHead(kind="uniform")]]).model, tokens)
     rows = np.arange(6)
     np.testing.assert_allclose(frame["entropy"], np.log(rows + 1.0), atol=1e-12)
     np.testing.assert_allclose(frame["effective_keys"], rows + 1.0)

@@ -1,6 +1,5 @@
 """score_heads against planted heads, a naive triple loop, exact chance and the traps of input."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,29 +15,29 @@ from probes import reads as reads_module
 from probes.ablation import ablation_sweep
 from probes.entropy import entropy_profile
 from probes.heads import head_masses, score_heads
-from probes.planted import KINDS, PlantedHeads, planted_mass
-from probes.reads import special_ids_of
-from probes.registry import probe_names
+from probes.planted import PlantedHead, plant, planted_mass
+from probes.reads import probe_input, special_ids_of
+from probes.registry import choose_probes, load_function, probe_names
 from probes.tables import HEADS
-
-# n = 8, T = 18, beta = 12, all letters different: previous, current, first, sources, and the
-# stripes one and two rows below, as computed outside this project for exactly this construction.
-PLANTED = {
-    "previous": (0.9999, 0.0000, 0.0588, 0.1250, 0.0000, 0.0000),
-    "current": (0.0000, 0.9999, 0.0000, 0.0000, 0.0000, 0.0000),
-    "first": (0.0000, 0.0000, 0.9999, 0.0000, 0.0000, 0.0000),
-    "offset_2": (0.0000, 0.0000, 0.1177, 0.0000, 0.1250, 0.0000),
-    "anti_diagonal": (0.0625, 0.0000, 0.5294, 0.9999, 0.0000, 0.0000),
-    "anti_diagonal_plus_1": (0.0000, 0.0588, 0.4706, 0.0000, 0.9999, 0.0000),
-    "uniform": (0.1247, 0.1468, 0.1468, 0.0763, 0.0708, 0.0679),
-    "duplicate": (0.0012, 0.0000, 0.5254, 0.0003, 0.9975, 0.0000),
-    "induction": (0.0636, 0.0013, 0.5241, 0.0003, 0.0000, 0.9974),
-}
-PLANTED_PROBES = ("previous", "current", "first", "sources", "sources_plus_1", "sources_plus_2")
 
 
 def scores_of(frame, probe):
     return frame[frame["probe"] == probe].sort_values(["layer", "head"])["score"].to_numpy()
+
+
+def planted(*kinds, **options):
+    """A model of one layer with a head of each kind."""
+    return plant([[PlantedHead(kind=kind) for kind in kinds]], **options).model
+
+
+def planted_with_induction(kind, **options):
+    """A head of some kind in layer 0, beside the one that the induction head in layer 1 reads."""
+    writer = PlantedHead(kind="previous", beta=30.0, writes="tokens")
+    layers = [
+        [PlantedHead(kind=kind), writer],
+        [PlantedHead(kind="induction"), PlantedHead(kind="uniform")],
+    ]
+    return plant(layers, **options).model
 
 
 def naive_scores(model, batch, special=(0, 1)):
@@ -80,17 +79,23 @@ def naive_scores(model, batch, special=(0, 1)):
     return found
 
 
-@pytest.mark.parametrize("kind", PLANTED)
-def test_planted_head_scores_what_its_construction_says(distinct_batch, kind):
-    frame = score_heads(PlantedHeads((kind,), d_vocab=28), distinct_batch, PLANTED_PROBES)
-    got = frame.set_index("probe").loc[list(PLANTED_PROBES), "score"]
-    assert tuple(got.round(4)) == pytest.approx(PLANTED[kind], abs=1e-12)
+def test_planted_head_scores_what_its_construction_says(distinct_batch):
+    """Each column a probe, as in the table of tests/probes/test_planted.py."""
+    model = planted_with_induction("duplicate")
+    frame = score_heads(model, distinct_batch)
+    table = frame.pivot_table(index=["layer", "head"], columns="probe", values="score")
+    columns = ["previous", "current", "first", "sources", "sources_plus_1", "sources_plus_2"]
+    for head, expected in {
+        (0, 0): (0.0012, 0.0000, 0.5254, 0.0003, 0.9975, 0.0000),
+        (1, 0): (0.0636, 0.0013, 0.5241, 0.0003, 0.0000, 0.9974),
+        (1, 1): (0.1247, 0.1468, 0.1468, 0.0763, 0.0708, 0.0679),
+    }.items():
+        assert table.loc[head, columns].round(4).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_planted_positional_head_is_exact(distinct_batch):
-    frame = score_heads(
-        PlantedHeads(("anti_diagonal",), d_vocab=28, beta=2.0), distinct_batch, ["sources"]
-    )
+    model = plant([[PlantedHead(kind="reversal", beta=2.0)]]).model
+    frame = score_heads(model, distinct_batch, ["sources"])
     rows = range(9, 17)
     exact = sum(planted_mass(2.0, q) for q in rows) / len(rows)
     assert frame["score"].item() == pytest.approx(exact, abs=1e-12)
@@ -98,10 +103,10 @@ def test_planted_positional_head_is_exact(distinct_batch):
 
 def test_duplicate_and_induction_heads_do_not_take_each_others_score():
     batch = get_task("induction", length=8).sample(4, seed=0)
-    model = PlantedHeads(("duplicate", "induction"), d_vocab=28)
+    model = planted_with_induction("duplicate", n_ctx=batch.tokens.shape[1])
     frame = score_heads(model, batch, ["duplicate", "induction"])
-    assert scores_of(frame, "duplicate").round(4).tolist() == [0.9975, 0.0]
-    assert scores_of(frame, "induction").round(4).tolist() == [0.0, 0.9975]
+    assert scores_of(frame, "duplicate")[[0, 2]].round(4).tolist() == [0.9975, 0.0]
+    assert scores_of(frame, "induction")[[0, 2]].round(4).tolist() == [0.0, 0.9975]
 
 
 @pytest.mark.parametrize("task", ["reversal", "copy"])
@@ -116,9 +121,50 @@ def test_equal_to_a_naive_triple_loop(small_model, task):
 
 
 def test_uniform_head_has_kappa_zero_on_every_probe(repeating_batch):
-    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), repeating_batch)
+    frame = score_heads(planted("uniform"), repeating_batch)
     assert frame["probe"].tolist() == list(probe_names())
     np.testing.assert_allclose(frame["kappa"], 0.0, atol=1e-12)
+
+
+def test_control_is_read_at_the_cells_of_the_tokens(small_model, repeating_batch):
+    control = repeating_batch.tokens.flip(0)
+    frame = score_heads(small_model, repeating_batch, control=control)
+    assert score_heads(small_model, repeating_batch)["control"].isna().all()
+    _, cache = small_model.run_with_cache(control)
+    x = probe_input(small_model, repeating_batch)
+    for entry in choose_probes(None, has_sources=True):
+        targets = load_function(entry)(x)
+        cells = [
+            (b, q, k)
+            for b, (rows, keys) in enumerate(
+                zip(targets.query_pos.tolist(), targets.key_pos.tolist(), strict=True)
+            )
+            for q, k in zip(rows, keys, strict=True)
+            if k >= 0
+        ]
+        expected = [
+            sum(cache["pattern", layer][b, head, q, k].item() for b, q, k in cells)
+            / targets.n_rows.sum().item()
+            for layer in range(2)
+            for head in range(3)
+        ]
+        got = frame[frame["probe"] == entry.name].sort_values(["layer", "head"])["control"]
+        np.testing.assert_allclose(got, expected, atol=1e-10)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_control_of_another_shape_is_refused(small_model, repeating_batch):
+    with pytest.raises(ValueError, match=r"control must have the shape \[5, 14\] of the tokens"):
+        score_heads(small_model, repeating_batch, control=repeating_batch.tokens[:, 1:])
+
+
+def test_preceder_stands_before_the_copy_and_bos_is_none():
+    model = planted("uniform")
+    tokens = torch.tensor([[0, 2, 3, 4, 2, 3, 4]])
+    frame = score_heads(model, tokens, ["preceder"], special_ids=(0, 1))
+    assert frame["n_rows"].item() == 2  # before the first 2 stands BOS
+    assert frame["score"].item() == pytest.approx((1 / 6 + 1 / 7) / 2)
+    assert score_heads(model, tokens, ["preceder"])["n_rows"].item() == 3
 
 
 def test_table_is_one_row_a_layer_head_and_probe_in_order(small_model, repeating_batch):
@@ -203,32 +249,28 @@ def test_pruned_model_speaks_of_its_original_heads(small_model, repeating_batch)
 
 def test_resting_on_bos_is_no_previous_token_head():
     tokens = torch.tensor([[0, 2, 3, 4, 5]])
-    frame = score_heads(
-        PlantedHeads(("first",), d_vocab=6), tokens, ["previous"], special_ids=(0, 1)
-    )
+    frame = score_heads(planted("first"), tokens, ["previous"], special_ids=(0, 1))
     assert frame["score"].item() < 1e-4
     assert frame["n_rows"].item() == 3
 
 
 def test_without_bos_the_second_row_counts_too():
     tokens = torch.tensor([[2, 3, 4, 5], [0, 3, 4, 5]])
-    frame = score_heads(
-        PlantedHeads(("uniform",), d_vocab=6), tokens, ["previous"], special_ids=(0, 1)
-    )
+    frame = score_heads(planted("uniform"), tokens, ["previous"], special_ids=(0, 1))
     assert frame["n_rows"].item() == 3 + 2
     assert frame["score"].item() == pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 3 + 1 / 4) / 5)
 
 
 def test_mass_on_several_copies_is_summed():
     tokens = torch.tensor([[0, 3, 3, 5, 3]])
-    frame = score_heads(PlantedHeads(("duplicate",), d_vocab=6), tokens, ["duplicate"])
+    frame = score_heads(planted("duplicate"), tokens, ["duplicate"])
     assert frame["n_rows"].item() == 2
     assert frame["score"].item() > 0.99
 
 
 def test_equal_special_tokens_are_no_duplicates():
     tokens = torch.tensor([[0, 2, 1, 0, 1, 3]])
-    model = PlantedHeads(("uniform",), d_vocab=6)
+    model = planted("uniform")
     frame = score_heads(model, tokens, ["duplicate", "induction"], special_ids=(0, 1))
     assert frame["score"].isna().all()
     counted = score_heads(model, tokens, ["duplicate"])
@@ -310,14 +352,14 @@ def test_what_is_no_tokens_is_told_in_one_line(small_model, probe, given, got):
 def test_palindrome_keeps_positional_sources():
     task = get_task("reversal", length=5)
     batch = task.sequences(torch.tensor([[4, 3, 2, 3, 4]]))
-    frame = score_heads(PlantedHeads(("anti_diagonal", "induction"), d_vocab=28), batch)
-    right, wrong = scores_of(frame, "sources")
+    frame = score_heads(planted_with_induction("reversal", word=5), batch)
+    right, _, wrong, _ = scores_of(frame, "sources")
     assert right > 0.999
     assert wrong < 0.6
 
 
 def test_nothing_to_score_is_missing_and_not_zero():
-    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), torch.tensor([[0], [2]]))
+    frame = score_heads(planted("uniform"), torch.tensor([[0], [2]]))
     assert set(frame["probe"]) == {
         "previous",
         "current",
@@ -332,7 +374,7 @@ def test_nothing_to_score_is_missing_and_not_zero():
 
 def test_sequences_without_a_row_are_not_counted():
     tokens = torch.tensor([[0, 2, 3, 2], [0, 2, 3, 4]])
-    frame = score_heads(PlantedHeads(("uniform",), d_vocab=6), tokens, ["duplicate"])
+    frame = score_heads(planted("uniform"), tokens, ["duplicate"])
     assert frame[["n_sequences", "n_rows"]].to_numpy().tolist() == [[1, 1]]
     assert frame["score"].item() == pytest.approx(1 / 4)
 
@@ -363,15 +405,6 @@ def test_nobody_is_left_listening_or_changed(build_model, repeating_batch):
     score_heads(model, repeating_batch)
     assert torch.equal(model(repeating_batch.tokens), before)
     assert all(not hook.fwd_hooks for hook in model.hook_dict.values())
-
-
-def test_every_kind_can_be_planted():
-    tokens = torch.tensor([[0, 2, 3, 1, 3, 2]])
-    pattern = PlantedHeads(KINDS, d_vocab=6).reads(tokens).pattern()
-    assert torch.allclose(pattern.sum(dim=-1), torch.ones(1, len(KINDS), 6, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"unknown planted head 'unifrom'.*'uniform'"):
-        PlantedHeads(("unifrom",), d_vocab=6).reads(tokens)
-    assert planted_mass(math.log(3.0), 1) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("name", ["hook_pattern", "hook_attn_scores"])

@@ -22,7 +22,7 @@ from probes.planted.cohort import (
 )
 from probes.planted.heads import KINDS, MIXABLE
 
-CERTAIN = 30.0
+CERTAIN = 40.0
 WRITERS = (
     PlantedHead(kind="previous", beta=CERTAIN, writes="tokens"),
     PlantedHead(kind="duplicate", beta=CERTAIN, writes="places"),
@@ -58,7 +58,7 @@ ARCHITECTURES = {
 
 def table_model(**options):
     """Every head of the table, the last one in layer 1."""
-    first = [HEADS_OF_TABLE.get(name, PlantedHead(kind=name)) for name in list(TABLE)[:-1]]
+    first = [HEADS_OF_TABLE.get(name) or PlantedHead(kind=name) for name in list(TABLE)[:-1]]
     second = [PlantedHead(kind="induction"), *[FILLER] * 9]
     return plant([[*first, *WRITERS], second], **options)
 
@@ -318,6 +318,7 @@ def test_truth_names_every_head_its_twins_and_its_silence():
     truth = plant(layers).truth.set_index("head")
     assert truth["truth"].tolist() == ["current", "uniform", "current", "current", "previous"]
     assert truth["redundant_with"].tolist() == ["L0H2,L0H3", "", "L0H0,L0H3", "L0H0,L0H2", ""]
+    assert truth["parts"].tolist() == ["", "", "", "", "previous 0.70 + first 0.30"]
     assert truth["silent"].tolist() == [False, False, True, False, False]
 
 
