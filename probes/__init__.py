@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from probes.distances import head_distances
     from probes.entropy import entropy_profile
     from probes.heads import score_heads
+    from probes.inputs import content_control, repeated_pair
+    from probes.label_rules import Cuts
+    from probes.labels import label_heads, label_study
     from probes.offsets import offset_spectrum
     from probes.peaks import head_peaks
     from probes.pruning import prune_heads
@@ -21,33 +24,43 @@ if TYPE_CHECKING:
     from probes.values import head_values
 
 __all__ = [
+    "Cuts",
     "ablation_sweep",
+    "content_control",
     "copying_scores",
     "entropy_profile",
     "get_probe",
     "head_distances",
     "head_peaks",
     "head_values",
+    "label_heads",
+    "label_study",
     "mean_reference",
     "offset_spectrum",
     "probe_names",
     "prune_heads",
+    "repeated_pair",
     "score_heads",
     "write_report",
 ]
 
 WHERE = {
+    "Cuts": "probes.label_rules",
     "ablation_sweep": "probes.ablation",
+    "content_control": "probes.inputs",
     "copying_scores": "probes.copying",
     "entropy_profile": "probes.entropy",
     "get_probe": "probes.registry",
     "head_distances": "probes.distances",
     "head_peaks": "probes.peaks",
     "head_values": "probes.values",
+    "label_heads": "probes.labels",
+    "label_study": "probes.labels",
     "mean_reference": "probes.ablation",
     "offset_spectrum": "probes.offsets",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning",
+    "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",
     "write_report": "probes.report",
 }

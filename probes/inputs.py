@@ -7,7 +7,7 @@ everything but the repeat. What is measured on these sequences is in `probes.hea
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from lab.naming import quoted
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
-from probes.reads import Configured
+from probes.bridge import bridge_setting
+from probes.reads import config_of, tokenizer_of
 
 LONGEST_BLOCK = 25
 """Tokens of a block where nothing forces a shorter one (Olsson et al. 2022)."""
@@ -31,26 +32,12 @@ out."""
 Ids = Int64[np.ndarray, "batch token"]
 
 
-@runtime_checkable
-class Sized(Protocol):
-    """A description of a model that says how many ids and positions it knows."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """How many ids and positions a model knows."""
 
     d_vocab: int
     n_ctx: int
-
-
-@runtime_checkable
-class Described(Protocol):
-    """A model of transformer_lens: its sizes stand in cfg."""
-
-    cfg: Any
-
-
-@runtime_checkable
-class Tokenized(Protocol):
-    """A model that may come with a tokenizer."""
-
-    tokenizer: Any
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +106,7 @@ def repeated_pair(
     require_whole("n_sequences", n_sequences, 1)
     require_seed(seed)
     sizes = sizes_of(model_or_config)
-    tokenizer = tokenizer_of(model_or_config)
+    tokenizer = words_of(model_or_config)
     prefix_id = start_id(tokenizer) if prefix == "bos" else prefix
     if prefix_id is not None:
         require_whole("prefix", prefix_id, 0, sizes.d_vocab - 1)
@@ -179,39 +166,38 @@ def content_control(batch: Batch) -> Tokens:
 
 def can_repeat(model_or_config: Any) -> bool:
     """Tell whether context and vocabulary have room for a repeated block that can be probed."""
-    sizes, tokenizer = sizes_of(model_or_config), tokenizer_of(model_or_config)
+    sizes, tokenizer = sizes_of(model_or_config), words_of(model_or_config)
     n_words = len(word_ids(sizes.d_vocab, tokenizer, start_id(tokenizer)))
     return block_room(sizes, n_words, 1, 2) >= SHORTEST_BLOCK
 
 
-def block_room(sizes: Sized, n_words: int, first: int, n_blocks: int) -> int:
+def block_room(sizes: Sizes, n_words: int, first: int, n_blocks: int) -> int:
     """Return the longest block of which two fit the context, and n_blocks the vocabulary."""
     return min((sizes.n_ctx - first) // 2, n_words // n_blocks)
 
 
-def sizes_of(model_or_config: Any) -> Sized:
-    """Return the description that says d_vocab and n_ctx.
+def sizes_of(model_or_config: Any) -> Sizes:
+    """Return how many ids and positions a model knows, by its config or its cfg.
 
     Raises:
         ValueError: The value is no model and no config.
     """
-    if isinstance(model_or_config, ModelConfig):
-        return model_or_config
-    if isinstance(model_or_config, Configured):
-        return model_or_config.config
-    if isinstance(model_or_config, Described) and isinstance(model_or_config.cfg, Sized):
-        return model_or_config.cfg
-    if isinstance(model_or_config, Sized):
-        return model_or_config
-    raise ValueError(
-        "model_or_config must be a model with a config, or a config, "
-        f"got {quoted(type(model_or_config).__name__)}"
-    )
+    known = model_or_config if isinstance(model_or_config, ModelConfig) else None
+    known = config_of(model_or_config) if known is None else known
+    if known is not None:
+        return Sizes(d_vocab=known.d_vocab, n_ctx=known.n_ctx)
+    d_vocab, n_ctx = (bridge_setting(model_or_config, name) for name in ("d_vocab", "n_ctx"))
+    if not (is_whole(d_vocab) and is_whole(n_ctx)):
+        raise ValueError(
+            "model_or_config must be a model that says d_vocab and n_ctx, or a ModelConfig, "
+            f"got {quoted(type(model_or_config).__name__)}"
+        )
+    return Sizes(d_vocab=d_vocab, n_ctx=n_ctx)
 
 
-def tokenizer_of(model_or_config: Any) -> Any | None:
+def words_of(model_or_config: Any) -> Any | None:
     """Return a model's tokenizer of words; None where it has none, or the letters of a task."""
-    tokenizer = model_or_config.tokenizer if isinstance(model_or_config, Tokenized) else None
+    tokenizer = tokenizer_of(model_or_config)
     return None if isinstance(tokenizer, Vocab) else tokenizer
 
 

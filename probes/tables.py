@@ -417,6 +417,8 @@ SCHEMAS: tuple[Schema, ...] = (
     DISTANCES,
     VALUES,
     COPYING,
+    LABELS,
+    EVIDENCE,
     PLANTED,
 )
 

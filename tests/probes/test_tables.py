@@ -10,6 +10,7 @@ import pytest
 from probes.ablation import ablation_sweep
 from probes.entropy import entropy_profile
 from probes.heads import score_heads
+from probes.labels import label_study
 from probes.maps import attention_map
 from probes.tables import (
     SCHEMAS,
@@ -25,7 +26,10 @@ from probes.tables import (
 
 @pytest.fixture(scope="module")
 def tables(small_model, repeating_batch):
+    study = label_study(small_model, repeating_batch)
     return {
+        "labels": study.labels,
+        "evidence": study.evidence,
         "heads": score_heads(small_model, repeating_batch[:1]),
         "entropy": entropy_profile(small_model, repeating_batch),
         "ablation": ablation_sweep(small_model, repeating_batch),

@@ -1,0 +1,360 @@
+"""label_heads on models whose heads are known: the traps of short sequences, sinks and repeats."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lab.config import ModelConfig
+from lab.model import HookedGPT
+from lab.tasks.base import Batch
+from lab.tasks.registry import get_task
+from probes.inputs import repeated_pair
+from probes.label_rules import CONTENT, LABEL_NAMES
+from probes.labels import label_heads, label_study
+from probes.planted import PlantedHead, plant
+from probes.pruning import prune_heads
+from probes.tables import EVIDENCE, LABELS
+
+LAYERS = (
+    (
+        PlantedHead(kind="previous", beta=30.0, writes="tokens"),
+        PlantedHead(kind="duplicate", beta=30.0, writes="places"),
+        PlantedHead(kind="current"),
+        PlantedHead(kind="first"),
+        PlantedHead(kind="uniform"),
+        PlantedHead(kind="reversal"),
+        PlantedHead(kind="reversal", distance=1),
+        PlantedHead(kind="low_rank"),
+    ),
+    (
+        PlantedHead(kind="induction", writes="copy"),
+        PlantedHead(kind="pointer", distance=-1),
+        PlantedHead(kind="pointer", distance=2),
+        PlantedHead(kind="offset", distance=2),
+        PlantedHead(kind="mixed", share=0.52),
+        PlantedHead(kind="mixed", share=0.7),
+        PlantedHead(kind="current", writes="nothing"),
+        PlantedHead(kind="current", writes="nothing"),
+    ),
+)
+"""Every class, and the neighbours that a threshold takes for one."""
+EXPECTED = [
+    *("previous", "duplicate", "current", "first", "uniform", "sources", "none", "none"),
+    *("induction", "preceder", "none", "none", "mixed", "previous", "current", "current"),
+]
+
+
+@pytest.fixture(scope="module")
+def planted():
+    return plant(LAYERS, norm="LN", rotate=0, kv_heads=4)
+
+
+@pytest.fixture(scope="module")
+def batch(planted) -> Batch:
+    return planted.task.sample(24, seed=0, split="test")
+
+
+@pytest.fixture(scope="module")
+def study(planted, batch):
+    return label_study(planted.model, batch, sequences=24)
+
+
+def labels_of(frame):
+    return frame["label"].tolist()
+
+
+def test_every_planted_head_is_called_what_it_is(study):
+    labels = study.labels
+    assert labels.columns.tolist() == LABELS.names
+    assert labels_of(labels) == EXPECTED
+    plain = labels["label"].isin(["uniform", "mixed", "none", "broad"])
+    assert (labels["strength"] == "").tolist() == plain.tolist()
+    assert (labels.loc[~plain, "ci_low"] >= 0.4).all()
+    assert (labels.loc[~plain, "probe"] == labels.loc[~plain, "label"]).all()
+
+
+def test_flags_stand_beside_the_label(study):
+    labels = study.labels
+    assert labels["silent"].tolist() == [False] * 14 + [True] * 2
+    twins = labels.set_index(["layer", "head"])["redundant_with"]
+    assert twins[1, 6] == "L0H2,L1H7"
+    assert twins[1, 7] == "L0H2,L1H6"
+    assert twins[0, 3] == ""
+    assert labels.set_index(["layer", "head"])["copying"][1, 0] > 0.99
+
+
+def test_mixture_prints_both_parts(study):
+    mixed = study.labels.iloc[12]
+    assert mixed["mixture"].startswith("previous 0.5")
+    parts = dict(part.rsplit(" ", 1) for part in mixed["mixture"].split(" + "))
+    assert float(parts["previous"]) == pytest.approx(0.52, abs=0.02)
+    assert float(parts["first"]) == pytest.approx(0.48, abs=0.02)
+    lopsided = study.labels.iloc[13]
+    parts = dict(part.rsplit(" ", 1) for part in lopsided["mixture"].split(" + "))
+    assert float(parts["previous"]) == pytest.approx(0.7, abs=0.02)
+    assert float(parts["first"]) == pytest.approx(0.3, abs=0.02)
+
+
+def test_reasons_are_sentences_that_name_what_counts(study):
+    reasons = study.labels["reason"]
+    assert reasons[8].startswith("Puts 1.00 of its attention on what followed the same token earl")
+    assert "copies what it finds (OV +1.00)" in reasons[8]
+    assert "with other answers 1.00, so it finds it by position" in reasons[5]
+    assert "smeared" in reasons[7] or "the distances beside it have" in reasons[7]
+    assert "so it finds it" not in reasons[9]
+    assert "writes next to nothing" in reasons[14]
+    assert all(reason.isascii() and reason.endswith(".") for reason in reasons)
+
+
+def test_evidence_says_what_kept_each_class_out(study):
+    evidence = study.evidence
+    assert evidence.columns.tolist() == EVIDENCE.names
+    assert len(evidence) == 16 * 7
+    own = evidence[(evidence["layer"] == 0) & (evidence["head"] == 7)].set_index("probe")
+    assert not own["valid"].any()
+    assert own.loc["previous", "cut"] == "strong"
+    assert "the distances beside it" in own.loc["previous", "why_not"]
+    content = evidence["probe"].isin(CONTENT)
+    assert evidence.loc[~content, ["p_value", "q_value", "p_max_t"]].isna().all(axis=None)
+    np.testing.assert_allclose(
+        evidence.loc[content, "effect"],
+        evidence.loc[content, "score"] - evidence.loc[content, "control"],
+    )
+
+
+def test_rows_and_provenance_are_told(study):
+    labels = study.labels
+    assert labels["rows"][8].startswith("rows 9..16 of 17, from 0; 24 sequences, blocks of 8, ")
+    assert labels["n_rows"][8] == 24 * 8
+    assert labels["n_rows"][9] == 24 * 7
+    assert labels["n_rows"][5] == 24 * 8
+    assert labels.attrs["cuts"]["strong"] == 0.4
+    assert labels.attrs["repeated_blocks"].endswith("without replacement, seed 0")
+
+
+def test_without_input_everything_is_asked_of_repeated_blocks(planted):
+    labels = label_heads(planted.model, sequences=16)
+    assert labels["stripe"].isna().all()
+    named = [
+        name for name, was in zip(labels_of(labels), EXPECTED, strict=True) if was != "sources"
+    ]
+    assert named == [name for name in EXPECTED if name != "sources"]
+
+
+@pytest.mark.parametrize("task", ["copy", "induction"])
+def test_position_and_content_of_the_same_cells_are_told_apart(task):
+    """In these tasks the induction head looks at the very cells of the sources."""
+    n = 8
+    model = plant(
+        [
+            [PlantedHead(kind="previous", beta=30.0, writes="tokens"), PlantedHead(kind="first")],
+            [
+                PlantedHead(kind="induction"),
+                PlantedHead(kind="offset", distance=n if task == "copy" else n - 1),
+            ],
+        ],
+        word=n,
+    ).model
+    batch = get_task(task, length=n).sample(16, seed=0)
+    labels = label_heads(model, batch, sequences=16)
+    assert labels_of(labels)[2:] == ["induction", "sources"]
+
+
+def test_repeated_symbols_palindromes_and_eos_change_no_label(planted):
+    words = {
+        "repeats": torch.randint(2, 5, (16, 8), generator=torch.Generator().manual_seed(0)),
+        "palindromes": torch.randint(2, 28, (16, 4), generator=torch.Generator().manual_seed(1)),
+    }
+    words["palindromes"] = torch.cat([words["palindromes"], words["palindromes"].flip(1)], dim=1)
+    for word in words.values():
+        batch = planted.task.sequences(word)
+        assert labels_of(label_heads(planted.model, batch, sequences=16)) == EXPECTED
+    wider = plant(LAYERS, n_ctx=20, rotate=1)
+    batch = planted.task.sample(16, seed=3)
+    with_eos = Batch(
+        torch.cat([batch.tokens, torch.ones(16, 1, dtype=torch.long)], dim=1),
+        torch.cat([batch.loss_mask, torch.zeros(16, 1, dtype=torch.bool)], dim=1),
+        torch.cat([batch.sources, torch.full((16, 1, 1), -1)], dim=1),
+    )
+    assert labels_of(label_heads(wider.model, with_eos, sequences=16)) == EXPECTED
+
+
+def test_words_of_several_lengths_share_a_batch():
+    """What looks back by content finds its sources whatever n is; padding stands behind."""
+    task = get_task("reversal", length=8)
+    batches = [task.sequences(torch.randperm(26)[None, :n] + 2) for n in (5, 6, 7, 8) * 4]
+    width = max(one.tokens.shape[1] for one in batches)
+
+    def padded(values, fill):
+        return torch.cat(
+            [
+                torch.cat([v, v.new_full((1, width - v.shape[1], *v.shape[2:]), fill)], dim=1)
+                for v in values
+            ]
+        )
+
+    batch = Batch(
+        padded([one.tokens for one in batches], 0),
+        padded([one.loss_mask for one in batches], False),
+        padded([one.sources for one in batches], -1),
+    )
+    real = padded([torch.ones_like(one.tokens) for one in batches], 0)
+    model = plant([*LAYERS[:1], LAYERS[1][:8]]).model
+    labels = label_heads(model, batch, attention_mask=real, sequences=16)
+    by_head = labels.set_index(["layer", "head"])
+    assert by_head.loc[(1, 1), "label"] == "preceder"
+    assert by_head.loc[(1, 1), "stripe"] > 0.8
+    assert by_head.loc[(0, 5), "label"] != "sources"  # it knows words of 8 only
+    assert by_head.loc[(0, 0), "label"] == "previous"
+
+
+def test_labels_do_not_depend_on_order_padding_or_names(planted, batch, study):
+    turned = plant(LAYERS, norm="LN", rotate=7, kv_heads=2)
+    assert labels_of(label_heads(turned.model, batch, sequences=24)) == EXPECTED
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+    shuffled = Batch(batch.tokens[order], batch.loss_mask[order], batch.sources[order])
+    again = label_heads(planted.model, shuffled, sequences=24)
+    np.testing.assert_allclose(again["score"], study.labels["score"], atol=1e-9)
+    assert labels_of(again) == EXPECTED
+    names = torch.cat([torch.arange(2), 2 + torch.randperm(26)])
+    renamed = Batch(names[batch.tokens], batch.loss_mask, batch.sources)
+    assert labels_of(label_heads(planted.model, renamed, sequences=24)) == EXPECTED
+
+
+def test_swapped_heads_swap_labels(batch):
+    swapped = plant([LAYERS[0], LAYERS[1][::-1]], norm="LN", rotate=0)
+    labels = label_heads(swapped.model, batch, sequences=24)
+    assert labels_of(labels) == EXPECTED[:8] + EXPECTED[8:][::-1]
+
+
+def test_padding_on_the_left_changes_nothing():
+    """Rotary heads see distances only, so that padding can stand before them."""
+    layers = [
+        [
+            PlantedHead(kind="previous", beta=30.0, writes="tokens"),
+            PlantedHead(kind="current"),
+            PlantedHead(kind="offset", distance=2),
+        ],
+        [PlantedHead(kind="induction"), PlantedHead(kind="first"), PlantedHead(kind="uniform")],
+    ]
+    model = plant(layers, rotary=True, n_ctx=24).model
+    tokens = get_task("reversal", length=8).sample(12, seed=0).tokens
+    pads = torch.zeros(12, 4, dtype=torch.long)
+    padded = torch.cat([pads, tokens], dim=1)
+    real = torch.cat([pads, torch.ones_like(tokens)], dim=1)
+    plain = label_heads(model, tokens, special_ids=(0, 1), sequences=12)
+    with_pads = label_heads(model, padded, special_ids=(0, 1), attention_mask=real, sequences=12)
+    assert labels_of(plain) == ["previous", "current", "none", "induction", "first", "uniform"]
+    assert labels_of(with_pads) == labels_of(plain)
+    np.testing.assert_allclose(with_pads["score"], plain["score"], atol=1e-9)
+
+
+def test_short_sequences_make_no_sinks_of_even_heads():
+    model = plant([[PlantedHead(kind="uniform"), PlantedHead(kind="first")]], n_ctx=18).model
+    tokens = torch.randint(2, 28, (12, 5), generator=torch.Generator().manual_seed(0))
+    labels = label_heads(model, tokens, sequences=12)
+    assert labels["score"][0] > 0.3
+    assert labels_of(labels) == ["uniform", "first"]
+
+
+def test_half_on_the_first_token_is_no_previous_token_head_at_row_1():
+    model = plant([[PlantedHead(kind="first", beta=3.0), PlantedHead(kind="uniform")]]).model
+    tokens = torch.tensor([[0, 2, 3], [0, 4, 5]])
+    labels = label_heads(model, tokens, special_ids=(0, 1), sequences=12)
+    assert labels_of(labels)[0] == "first"
+
+
+def test_blind_head_with_a_sink_is_no_focused_head(planted, batch):
+    """Nine tenths on BOS and the rest spread evenly: low entropy, and nothing that it looks at."""
+    soft = plant([[PlantedHead(kind="first", beta=math.log(9 * 17)), PlantedHead(kind="uniform")]])
+    labels = label_heads(soft.model, batch, sequences=12)
+    assert labels_of(labels) == ["first", "uniform"]
+    assert labels["entropy_normalised"][0] < 0.3
+    assert labels["sink_free_normalised"][0] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_small_effect_is_significant_and_no_label():
+    """Repeats raise the mass on their follower by a few hundredths, in every sequence a bit."""
+    head = PlantedHead(kind="induction", beta=1.0)
+    model = plant([[PlantedHead(kind="previous", beta=30.0, writes="tokens")], [head]]).model
+    pair = repeated_pair(model, n_sequences=64)
+    # Mix the arms: in every other sequence the blocks do not repeat.
+    half = torch.arange(64)[:, None] % 3 > 0
+    mixed = dataclasses.replace(pair, tokens=torch.where(half, pair.control, pair.tokens))
+    labels = label_heads(model, pair=mixed)
+    assert labels["effect"][1] == pytest.approx(0.03, abs=0.03)
+    assert labels["tested"][1] == "induction"
+    assert labels["q_value"][1] < 0.05
+    assert labels["label"][1] not in CONTENT
+
+
+def null_discoveries(n_models, **sizes):
+    """How many random models have a discovery where neither arm repeats anything."""
+    found = 0
+    for seed in range(n_models):
+        model = HookedGPT(ModelConfig(seed=seed, **sizes))
+        pair = repeated_pair(model, n_sequences=16, repeats=False, seed=seed)
+        evidence = label_study(model, pair=pair, seed=seed).evidence
+        found += bool((evidence["q_value"] < 0.05).any())
+    return found
+
+
+SMALL = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_vocab": 40, "n_ctx": 22}
+
+
+def test_luck_of_random_models_is_rarely_a_discovery():
+    assert null_discoveries(20, **SMALL) <= 4  # beyond the 99.7th percentile of 20 draws at 0.05
+
+
+@pytest.mark.slow
+def test_luck_of_200_random_models_is_rarely_a_discovery():
+    assert null_discoveries(200, **SMALL) <= 18
+
+
+def test_real_repeats_are_discovered_in_random_models_and_no_label():
+    model = HookedGPT(ModelConfig(**SMALL, seed=0, initializer_range=0.2))
+    labels = label_heads(model)
+    assert (labels["q_value"] < 0.05).any()
+    assert not labels["label"].isin(CONTENT).any()
+
+
+def test_pruned_model_speaks_of_its_original_heads(planted, batch):
+    pruned = prune_heads(planted.model, [(0, 2), (1, 3)])
+    labels = label_heads(pruned, batch, sequences=12)
+    heads = list(zip(labels["layer"], labels["head"], strict=True))
+    assert heads == [
+        (layer, h) for layer in (0, 1) for h in range(8) if (layer, h) not in ((0, 2), (1, 3))
+    ]
+    assert labels_of(labels) == [e for i, e in enumerate(EXPECTED) if i not in (2, 11)]
+
+
+def test_one_sequence_has_numbers_and_no_label(planted, batch):
+    labels = label_heads(planted.model, batch[:1], sequences=8)
+    first = labels.iloc[2]
+    assert (first["label"], first["probe"]) == ("none", "current")
+    assert first["score"] > 0.99
+    assert "one sequence has no interval" in first["reason"]
+    assert math.isnan(first["ci_low"])
+    few = label_heads(planted.model, batch[:3], sequences=8)
+    assert few["label"][2] == "current"
+    assert "Only 3 sequences: the interval is rough." in few["reason"][2]
+
+
+def test_model_without_room_for_blocks_has_no_labels_of_content():
+    model = plant([[PlantedHead(kind="previous"), PlantedHead(kind="first")]], word=2).model
+    tokens = torch.randint(2, 28, (9, 6))
+    labels = label_heads(model, tokens)
+    assert labels_of(labels) == ["previous", "first"]
+    assert labels["ladder_after"].isna().all()
+    assert labels.attrs["repeated_blocks"] is None
+    with pytest.raises(ValueError, match=r"block must be at least 4 tokens, but n_ctx = 6"):
+        label_heads(model)
+
+
+def test_same_seed_same_table_and_every_label_is_known(planted, batch, study):
+    again = label_heads(planted.model, batch, sequences=24)
+    assert again.equals(study.labels)
+    assert set(again["label"]) <= set(LABEL_NAMES)
