@@ -8,6 +8,7 @@ safe in threads and batches.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -139,6 +140,19 @@ def at_positions(values: Tensor, positions: Positions) -> Tensor:
     return values.expand(len(positions), *values.shape[1:])[rows, positions]
 
 
+def whole_numbers(values: Any) -> Any:
+    """Return what NumPy, pandas and torch call whole numbers as Python's; the rest as it is."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        return values
+    numbers = []
+    for value in values:
+        try:
+            numbers.append(value if isinstance(value, bool) else index(value))
+        except TypeError:
+            numbers.append(value)
+    return tuple(numbers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadGates:
     """A set of heads scaled by one value: frozen, hashable, JSON-able.
@@ -180,7 +194,7 @@ class HeadGates:
     @classmethod
     def ablate(
         cls,
-        heads: Iterable[tuple[int, int]],
+        heads: Iterable[Sequence[int]],
         *,
         like: Configured,
         fill: Reference | None = None,
@@ -189,13 +203,15 @@ class HeadGates:
     ) -> "HeadGates":
         """Describe the ablation of some heads of a model.
 
+        Pairs may be lists, rows of a table or of an array: whole numbers of any library are taken.
+
         Raises:
             ValueError: The model has no such head.
         """
         gates = cls(
-            heads=tuple(heads),
+            heads=tuple(whole_numbers(pair) for pair in heads),
             value=value,
-            positions=None if positions is None else tuple(positions),
+            positions=None if positions is None else whole_numbers(positions),
             fill=None if fill is None else fill.name,
             fill_sha256=None if fill is None else fill.sha256,
         )

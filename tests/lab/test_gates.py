@@ -3,6 +3,8 @@
 import json
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -152,6 +154,20 @@ def test_data_round_trip_and_order(model: HookedGPT) -> None:
     assert gates.label == "L0H1,L1H2"
     assert HeadGates.from_dict(json.loads(json.dumps(gates.to_dict()))) == gates
     assert hash(gates) == hash(HeadGates.ablate([(0, 1), (1, 2)], like=model, positions=[2, 4]))
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_pairs_come_from_tables_and_arrays_too(model: HookedGPT) -> None:
+    wanted = HeadGates.ablate([(0, 1), (1, 2)], like=model, positions=[2, 4])
+    pairs = np.array([[1, 2], [0, 1]])
+    table = pd.DataFrame(pairs, columns=["layer", "head"])
+    for heads in (pairs, torch.tensor(pairs), table.itertuples(index=False), pairs.tolist()):
+        gates = HeadGates.ablate(heads, like=model, positions=np.array([4, 2]))
+        assert gates == wanted
+        assert json.dumps(gates.to_dict()) == json.dumps(wanted.to_dict())
+    for heads in ([3], [(0, 1.5)], ["L0H1"], [(0, True)], [(0, 1, 2)]):
+        with pytest.raises(ValueError, match="must be"):
+            HeadGates.ablate(heads, like=model)
 
 
 @pytest.mark.parametrize(
