@@ -3,12 +3,13 @@
 No seeds here: every random draw has its own generator, next to what it draws.
 """
 
+import functools
 import importlib.metadata
 import logging
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,12 @@ def machine_memory() -> int | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that numbers depend on."""
+    return dict(installed_versions())
+
+
+@functools.cache
+def installed_versions() -> Mapping[str, str]:
+    """Look the versions up, once: every table carries them."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -429,13 +429,14 @@ def make_table(
     """Build a table of a schema; what it was measured on goes into its attrs."""
     frame = pd.DataFrame({name: columns[name] for name in columns})
     types = {c.name: DTYPES[c.kind] for c in schema.columns if c.name in frame.columns}
-    frame = frame.astype(types)
+    frame = checked_table(frame.astype(types), schema)
+    # Last, because pandas copies attrs deeply whenever a column is taken.
     frame.attrs = {
         **provenance,
         "table": schema.name,
         "definition_version": schema.version,
     }
-    return checked_table(frame, schema)
+    return frame
 
 
 def checked_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
@@ -450,8 +451,8 @@ def checked_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
             f"columns of the {schema.name} table must be {', '.join(schema.names)}, "
             f"got {', '.join(map(str, frame.columns))}"
         )
-    for column in schema.columns:
-        dtype = str(frame[column.name].dtype)
+    for column, found in zip(schema.columns, frame.dtypes, strict=True):
+        dtype = str(found)
         if dtype != DTYPES[column.kind]:
             raise ValueError(
                 f"column {column.name!r} of the {schema.name} table must be of type "
