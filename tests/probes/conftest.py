@@ -7,6 +7,7 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
+from probes.pattern_reads import PatternReads
 
 
 def build(**changes: object) -> HookedGPT:
@@ -37,3 +38,20 @@ def distinct_batch() -> Batch:
     """The reversal of eight different letters: T = 18."""
     task = get_task("reversal", length=8)
     return task.sequences(torch.arange(2, 10).unsqueeze(0))
+
+
+class FixedPatterns:
+    """A stand-in for a model: one layer whose heads have given patterns, whatever the tokens."""
+
+    def __init__(self, patterns: list[torch.Tensor]) -> None:
+        self.pattern = torch.stack(patterns)
+
+    def forward(self, input, return_type=None, *, observe=None):
+        if observe is not None:
+            observe(0, PatternReads(self.pattern.expand(len(input), -1, -1, -1)))
+
+
+@pytest.fixture
+def fixed_patterns():
+    """The stand-in: pass it one matrix a head."""
+    return FixedPatterns

@@ -1,0 +1,157 @@
+"""The same weights as a HookedGPT and as a TransformerBridge: the same numbers from every probe."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+from lab.config import ModelConfig
+from lab.model import HookedGPT
+from lab.tasks.registry import get_task
+from probes.copying import copying_scores
+from probes.distances import head_distances
+from probes.entropy import entropy_profile
+from probes.heads import score_heads
+from probes.offsets import offset_spectrum
+from probes.peaks import head_peaks
+from probes.values import head_values
+
+SAME = 1e-5
+GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 40, "n_positions": 24}
+LLAMA = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "vocab_size": 40,
+    "max_position_embeddings": 24,
+}
+NEOX = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "vocab_size": 40,
+    "max_position_embeddings": 24,
+    "rotary_pct": 0.25,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama, biases": ("LlamaForCausalLM", LLAMA | {"attention_bias": True}),
+    "neox": ("GPTNeoXForCausalLM", NEOX),
+    "neox, one after the other": ("GPTNeoXForCausalLM", NEOX | {"use_parallel_residual": False}),
+}
+PROBES: dict[str, Callable[..., pd.DataFrame]] = {
+    "scores": score_heads,
+    "entropy": entropy_profile,
+    "spectrum": offset_spectrum,
+    "peaks": head_peaks,
+    "distances": head_distances,
+    "values": head_values,
+}
+TAKES_MASK = [*PROBES]
+
+
+def two_views(name: str) -> tuple[HookedGPT, TransformerBridge]:
+    """Return one random transformers model, whose biases and norms matter, as both."""
+    architecture, values = MODELS[name]
+    kind = getattr(transformers, architecture)
+    config = kind.config_class(
+        **values, bos_token_id=None, eos_token_id=None, attn_implementation="eager"
+    )
+    with torch.random.fork_rng():
+        hf = kind(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            scale = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            parameter.copy_(parameter.mean().round() + scale * noise)
+    ours = HookedGPT.from_pretrained(hf)  # a copy: the bridge changes the model it is built of
+    return ours, build_bridge_from_module(hf, architecture, hf_config=hf.config)
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def views(request: pytest.FixtureRequest) -> tuple[HookedGPT, TransformerBridge]:
+    return two_views(request.param)
+
+
+def repeated(n: int = 9) -> Tensor:
+    """Three sequences whose second half repeats the first."""
+    block = torch.randint(2, 40, (3, n), generator=torch.Generator().manual_seed(4))
+    return torch.cat([torch.zeros(3, 1, dtype=torch.long), block, block], dim=1)
+
+
+def padding(kind: str, tokens: Tensor) -> Tensor | None:
+    if kind == "none":
+        return None
+    mask = torch.ones_like(tokens)
+    mask[1, :5] = 0
+    mask[2, :2] = 0
+    if kind == "both sides":
+        mask[2, 15:] = 0
+    return mask
+
+
+def assert_same(got: pd.DataFrame, wanted: pd.DataFrame) -> None:
+    assert got.attrs["table"] == wanted.attrs["table"]
+    pd.testing.assert_frame_equal(got, wanted, check_exact=False, rtol=0, atol=SAME)
+    numbers = wanted.select_dtypes("float64")
+    assert numbers.notna().any(axis=None)
+
+
+@pytest.mark.parametrize("pad", ["none", "left", "both sides"])
+@pytest.mark.parametrize("probe", PROBES)
+def test_every_probe(views: tuple[HookedGPT, TransformerBridge], probe: str, pad: str) -> None:
+    ours, theirs = views
+    tokens = repeated()
+    mask = padding(pad, tokens)
+    found = [PROBES[probe](model, tokens, attention_mask=mask) for model in (theirs, ours)]
+    assert_same(*found)
+
+
+def test_weights_copy_alike(views: tuple[HookedGPT, TransformerBridge]) -> None:
+    ours, theirs = views
+    tokens = repeated(12)[:, :13]
+    wanted = copying_scores(ours, tokens)
+    assert_same(copying_scores(theirs, tokens), wanted)
+    assert wanted["eigenvalue"].abs().max() > 0.1
+
+
+def test_sources_of_a_task(views: tuple[HookedGPT, TransformerBridge]) -> None:
+    ours, theirs = views
+    batch = get_task("reversal", length=8).sample(4, seed=1)
+    assert_same(score_heads(theirs, batch), score_heads(ours, batch))
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("norm", ["LN", "RMS", None])
+def test_transformer_lens_s_own_model(norm: str | None, direction: str) -> None:
+    config = ModelConfig(
+        n_layers=2,
+        n_heads=4,
+        n_key_value_heads=2,
+        d_model=32,
+        d_vocab=40,
+        n_ctx=24,
+        attention_dir=direction,
+        normalization_type=norm,
+        initializer_range=0.3,
+        attn_only=norm is None,
+    )
+    ours = HookedGPT(config)
+    theirs = ours.to_boot_native()
+    tokens = repeated()
+    mask = padding("left", tokens) if direction == "causal" else None
+    for probe in PROBES.values():
+        found = [probe(model, tokens, attention_mask=mask) for model in (theirs, ours)]
+        assert_same(*found)
+    assert_same(copying_scores(theirs, tokens[:, :10]), copying_scores(ours, tokens[:, :10]))
