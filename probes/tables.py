@@ -419,7 +419,6 @@ SCHEMAS: tuple[Schema, ...] = (
     COPYING,
     LABELS,
     EVIDENCE,
-    PLANTED,
 )
 
 
@@ -428,8 +427,10 @@ def make_table(
 ) -> pd.DataFrame:
     """Build a table of a schema; what it was measured on goes into its attrs."""
     frame = pd.DataFrame({name: columns[name] for name in columns})
-    types = {c.name: DTYPES[c.kind] for c in schema.columns if c.name in frame.columns}
-    frame = checked_table(frame.astype(types), schema)
+    got = frame.dtypes.astype(str).to_dict()
+    types = {c.name: DTYPES[c.kind] for c in schema.columns if c.name in got}
+    others = {name: dtype for name, dtype in types.items() if got[name] != dtype}
+    frame = checked_table(frame.astype(others) if others else frame, schema)
     # Last, because pandas copies attrs deeply whenever a column is taken.
     frame.attrs = {
         **provenance,
