@@ -19,7 +19,6 @@ from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
 from probes.bridge import bridge_setting
-from probes.reads import config_of, tokenizer_of
 
 LONGEST_BLOCK = 25
 """Tokens of a block where nothing forces a shorter one (Olsson et al. 2022)."""
@@ -182,9 +181,8 @@ def sizes_of(model_or_config: Any) -> Sizes:
     Raises:
         ValueError: The value is no model and no config.
     """
-    known = model_or_config if isinstance(model_or_config, ModelConfig) else None
-    known = config_of(model_or_config) if known is None else known
-    if known is not None:
+    known = getattr(model_or_config, "config", model_or_config)
+    if isinstance(known, ModelConfig):
         return Sizes(d_vocab=known.d_vocab, n_ctx=known.n_ctx)
     d_vocab, n_ctx = (bridge_setting(model_or_config, name) for name in ("d_vocab", "n_ctx"))
     if not (is_whole(d_vocab) and is_whole(n_ctx)):
@@ -197,7 +195,7 @@ def sizes_of(model_or_config: Any) -> Sizes:
 
 def words_of(model_or_config: Any) -> Any | None:
     """Return a model's tokenizer of words; None where it has none, or the letters of a task."""
-    tokenizer = tokenizer_of(model_or_config)
+    tokenizer = getattr(model_or_config, "tokenizer", None)
     return None if isinstance(tokenizer, Vocab) else tokenizer
 
 
@@ -225,14 +223,12 @@ def check_ids(words: Sequence[int], d_vocab: int, prefix_id: int | None) -> None
     """Refuse ids to draw from that are unknown, come twice, or hold the prefix."""
     for word in words:
         require_whole("ids to draw from", word, 0, d_vocab - 1)
-    require(
-        len(set(words)) == len(words) and prefix_id not in words,
-        "ids to draw from",
-        "different ids without the prefix",
-        f"{len(words)} ids, {len(set(words))} of them different"
-        + (f", with the prefix {prefix_id}" if prefix_id in words else ""),
-    )
-    require(len(words) > 0, "ids to draw from", "at least one", 0)
+    if len(set(words)) < len(words) or prefix_id in words:
+        with_prefix = f", with the prefix {prefix_id}" if prefix_id in words else ""
+        raise ValueError(
+            "ids to draw from must be different ids without the prefix, "
+            f"got {len(words)} ids, {len(set(words))} of them different{with_prefix}"
+        )
 
 
 def distinct_ids(words: Sequence[int], n: int, count: int, seed: int) -> Ids:

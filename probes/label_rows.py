@@ -153,11 +153,14 @@ def label_rows(
 
 
 def tested_class(summaries: Mapping[str, ClassSummary], label: str, column: int) -> str:
-    """Return the class whose p-values a head shows: its label's, else the most significant."""
+    """Return the class whose p-values a head shows: its label's, else the most significant.
+
+    Of equal p-values, as of the smallest that the flips can give, the larger effect's.
+    """
     if label in CONTENT:
         return label
     found = {
-        name: own.tested[0][column]
+        name: (own.tested[0][column], -abs(own.effect[column]))
         for name, own in summaries.items()
         if not math.isnan(own.tested[0][column])
     }

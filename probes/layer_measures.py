@@ -17,7 +17,7 @@ from probes.head_weights import output_weights, written_shape
 from probes.heads import mass_on
 from probes.inputs import PairedInput
 from probes.offsets import offset_mass
-from probes.pattern_reads import LayerReads
+from probes.pattern_reads import LayerReads, PatternReads
 from probes.peaks import TIED, peak_share, row_peaks
 from probes.reads import ReadableModel, head_ids, observe_layers, slices_for
 from probes.source_stripes import STRIPES, stripe_cells
@@ -38,6 +38,8 @@ Heads = tuple[tuple[int, int], ...]
 
 ELSEWHERE_BELOW = 0.1
 """A row with less than this on the first key looks elsewhere."""
+LONGEST_MATRIX = 128
+"""Positions up to which a layer's whole matrix is built, once for all that is read of it."""
 LONGEST_PEAKED = 512
 """Positions up to which the largest probability of every row is looked for: it takes whole rows."""
 LADDER = ("preceder", "duplicate", "induction")
@@ -56,6 +58,7 @@ def observed(
     """
     slices: list[Measures] = []
     heads: list[tuple[int, int]] = []
+    n_pos = x.tokens.shape[1]
     for part in slices_for(model, x):
         measure = plan(part)
         layers: list[Measures] = []
@@ -68,13 +71,20 @@ def observed(
             layers: list[Measures] = layers,
         ) -> None:
             heads.extend((layer, head) for head in head_ids(model, layer, reads.n_heads))
-            layers.append(measure(layer, reads))
+            layers.append(measure(layer, matrix_of(reads, n_pos)))
 
         observe_layers(model, part.tokens, observe, part.real)
         slices.append(
             {name: np.concatenate([own[name] for own in layers], axis=1) for name in layers[0]}
         )
     return tuple(heads), {n: np.concatenate([part[n] for part in slices]) for n in slices[0]}
+
+
+def matrix_of(reads: LayerReads, n_pos: int) -> LayerReads:
+    """Return reads of the matrix itself where it is so small that building it once is cheapest."""
+    if n_pos > LONGEST_MATRIX or isinstance(reads, PatternReads):
+        return reads
+    return PatternReads(reads.pattern(), reads.values, sight=reads.sight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

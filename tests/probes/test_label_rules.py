@@ -7,6 +7,8 @@ import pytest
 
 from probes.label_rules import CLASSES, CONTENT, CUTS, ClassNumbers, Cuts, HeadNumbers, decide
 
+LADDER = ("preceder", "duplicate", "induction")
+STRIPES = ("stripe_early", "stripe_plus_1", "stripe_plus_2")
 CHANCE = {"previous": 0.12, "current": 0.15, "first": 0.15, "sources": 0.08}
 
 
@@ -25,7 +27,7 @@ def head(spectrum=(), ladder=(0.0, 0.0, 0.0), stripes=(), sinks=None, **effects)
     """A head with some effects; what is not given is at chance."""
     sink = effects.get("first", CHANCE["first"])
     classes = {
-        name: numbers(effects.get(name, CHANCE.get(name, 0.0)), name, sink=sink)
+        name: numbers(float(effects.get(name, CHANCE.get(name, 0.0))), name, sink=sink)
         for name in CLASSES
         if name != "sources" or name in effects
     }
@@ -33,9 +35,9 @@ def head(spectrum=(), ladder=(0.0, 0.0, 0.0), stripes=(), sinks=None, **effects)
         classes[name] = dataclasses.replace(classes[name], sink=sink)
     return HeadNumbers(
         classes=classes,
-        ladder=dict(zip(("preceder", "duplicate", "induction"), ladder, strict=True)),
-        stripes=dict(zip(("stripe_early", "stripe_plus_1", "stripe_plus_2"), stripes)),  # noqa: B905
-        spectrum=spectrum,
+        ladder=dict(zip(LADDER, map(float, ladder), strict=True)),
+        stripes=dict(zip(STRIPES, map(float, stripes), strict=False)),
+        spectrum=tuple(map(float, spectrum)),
         entropy_normalised=0.5,
         sink_free_normalised=0.6,
         overlap={"preceder": 0.9, "induction": 0.0, "duplicate": 0.0},
@@ -181,4 +183,4 @@ def test_cuts_are_checked_and_moved():
     with pytest.raises(ValueError, match=r"weak must be at most strong = 0.4, got 0.5"):
         Cuts(weak=0.5)
     with pytest.raises(ValueError, match=r"margin must be a number from 0 to 1, got 2"):
-        Cuts(margin=2)
+        Cuts(margin=2.0)
