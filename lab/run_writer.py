@@ -136,9 +136,13 @@ class RunWriter:
         self._held.close()
 
     def create(
-        self, model: HookedGPT, optimizer: torch.optim.AdamW, info: Mapping[str, Any]
+        self,
+        model: HookedGPT,
+        optimizer: torch.optim.AdamW,
+        info: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Make the folder appear with its config, empty metrics and the checkpoint of step 0."""
+        """Make the folder appear with config, empty metrics, the checkpoint of step 0 and files."""
         with one_clear_error(self.run_dir):
             remove_leftovers(self.run_dir.parent, self.run_dir.name)
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -147,6 +151,8 @@ class RunWriter:
         with atomic_dir(self.run_dir) as folder:
             (folder / CONFIG).write_bytes(to_json(described))
             (folder / METRICS).write_text(HEADER, encoding="ascii")
+            for name, content in (files or {}).items():
+                (folder / name).write_bytes(content)
             save_checkpoint(folder, self.config, 0, model, optimizer)
         self._created = True
         self._held.enter_context(hold(self.run_dir))

@@ -9,7 +9,7 @@ import contextlib
 import math
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -55,7 +55,11 @@ class StepRecord:
 
 
 def train(
-    config: TrainConfig, *, run_dir: Path | None = None, resume: bool = False
+    config: TrainConfig,
+    *,
+    run_dir: Path | None = None,
+    resume: bool = False,
+    files: Mapping[str, bytes] | None = None,
 ) -> Generator[StepRecord, None, None]:
     """Train a model and yield a record after every step.
 
@@ -68,6 +72,8 @@ def train(
         resume: Continue the run that the folder holds; where there is none, start it. On the CPU,
             with as many threads and processes, the weights end bit-identical to an uninterrupted
             run's. A run that is complete yields its last record again.
+        files: What a new run folder holds beside its config from the first moment on, by name:
+            notes of whoever looks at the records, say, which a killed process must not lose.
 
     Raises:
         ValueError: If the config contradicts itself, the machine or the run folder; during
@@ -89,7 +95,7 @@ def train(
         )
     if run_dir is not None:
         on_main(processes, lambda: check_target(run_dir, config, resume))
-    return training_steps(config, task, device, processes, run_dir)
+    return training_steps(config, task, device, processes, run_dir, files or {})
 
 
 def task_of(config: TrainConfig) -> Task:
@@ -153,6 +159,7 @@ def training_steps(
     device: torch.device,
     processes: Processes,
     run_dir: Path | None,
+    files: Mapping[str, bytes],
 ) -> Generator[StepRecord, None, None]:
     """Yield the records of a run, from its first step or from the last checkpoint in its folder."""
     trainer = Trainer(config, task, device, processes)
@@ -160,7 +167,7 @@ def training_steps(
         writer = None
         if run_dir is not None and processes.is_main:
             writer = held.enter_context(RunWriter(run_dir, config))
-        done = begin(trainer, writer, run_dir)
+        done = begin(trainer, writer, run_dir, files)
         if done == config.steps:
             yield finished(trainer, writer)
             return
@@ -183,7 +190,9 @@ def training_steps(
             raise
 
 
-def begin(trainer: Trainer, writer: RunWriter | None, run_dir: Path | None) -> int:
+def begin(
+    trainer: Trainer, writer: RunWriter | None, run_dir: Path | None, files: Mapping[str, bytes]
+) -> int:
     """Create the run folder or take it over, and return the step of the state it left."""
     if run_dir is None:
         return 0
@@ -193,7 +202,7 @@ def begin(trainer: Trainer, writer: RunWriter | None, run_dir: Path | None) -> i
             return 0
         if run_dir.exists():
             return writer.resume()
-        writer.create(trainer.model, trainer.optimizer, trainer.surroundings())
+        writer.create(trainer.model, trainer.optimizer, trainer.surroundings(), files)
         return 0
 
     start = on_main(trainer.processes, create_or_take_over)

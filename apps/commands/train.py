@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, Suppress, arg
 
@@ -13,17 +13,21 @@ from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
 from apps.terminal_training import train_in_terminal
-from lab.config import ModelConfig, TrainConfig
+from lab.config import ModelConfig, TrainConfig, require_whole
 from lab.naming import unknown_name
 from lab.presets import PRESETS, get_preset
 from lab.runs import Run, check_run_name, open_run, run_names, runs_home
 from lab.tasks.registry import TASKS
+
+if TYPE_CHECKING:
+    from probes.film_writer import FilmSettings
 
 ABOUT = f"""Train a model into a new run folder.
 
   headlab train reversal
   headlab train reversal --name wide --model.d-model 128 --steps 800
   headlab train --resume wide
+  headlab train reversal --name film --probe-every 10
 
 A preset is a whole configuration; the flags change parts of it. Ctrl-C keeps
 what was learned, and --resume goes on from there. With several processes:
@@ -73,6 +77,14 @@ class TrainForm:
         str | None,
         arg(metavar="RUN", help="Go on with this run instead.", help_behavior_hint=""),
     ] = None
+    probe_every: Annotated[
+        int | None,
+        arg(
+            metavar="STEPS",
+            help="Score all heads every so many steps, into film.csv and film.parquet of the run.",
+            help_behavior_hint="(default: a run that is gone on with keeps its film)",
+        ),
+    ] = None
     report: bool = True
     """Write the report of the run when it is trained."""
     config: Annotated[TrainConfig, arg(name="")]
@@ -81,13 +93,42 @@ class TrainForm:
 def run_train(arguments: list[str]) -> int:
     """Train what the arguments say and return the exit code."""
     form, run_dir = read_form(arguments)
-    code = train_in_terminal(form.config, run_dir, resume=form.resume is not None)
+    resume = form.resume is not None
+    film = film_settings(form.probe_every, run_dir if resume else None)
+    code = train_in_terminal(form.config, run_dir, resume=resume, film=film)
     if code == 0 and is_main_process():
         name = run_dir.name
         facts = [("report", str(report_run(open_run(run_dir))))] if form.report else []
         facts += [("next", f"headlab probe {name}"), ("", f"headlab app --run {name}")]
         say_facts(facts)
     return code
+
+
+def film_settings(every: int | None, resumed: Path | None) -> "FilmSettings | None":
+    """Return what is filmed of a run: what was asked for or, of a run gone on with, its own.
+
+    Args:
+        every: What --probe-every says; None: nothing.
+        resumed: The folder of a run to go on with; None: the run is new.
+
+    Raises:
+        ValueError: Not a number of steps, or another one than the run's.
+    """
+    if every is not None:
+        require_whole("--probe-every", every, 1)
+    elif resumed is None:
+        return None
+    from probes.film_writer import FilmSettings, settings_of
+
+    begun = None if resumed is None else settings_of(resumed)
+    if begun is None:
+        return None if every is None else FilmSettings(every=every)
+    if every not in (None, begun.every):
+        raise ValueError(
+            f"--probe-every must be the run's own to go on with it, got {every} where its film has "
+            f"{begun.every}; leave it out"
+        )
+    return begun
 
 
 def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:

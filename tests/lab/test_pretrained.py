@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lab.model import HookedGPT
-from lab.pretrained import Packaged, from_pretrained
+from lab.packaged import Packaged
+from lab.pretrained import from_pretrained
 
 SHAPE = {
     "num_hidden_layers": 2,

@@ -14,7 +14,7 @@ import torch
 
 from lab.families.token_text import token_vocab
 from lab.model import HookedGPT
-from lab.pretrained import KNOWN, packaged_file
+from lab.packaged import KNOWN, packaged_file
 
 NAME = "smollm2-135m-instruct"
 PROMPT = "The capital of France is"
