@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from probes.copying import copying_scores, sample_tokens
+from probes.tables import json_rows
 
 SAMPLE = torch.tensor([[0, 2, 5, 3, 7], [0, 6, 1, 4, 8]])
 
@@ -84,9 +85,8 @@ def test_small_matrix_has_the_eigenvalues_of_the_large_one(build_model, design):
         for block in model.blocks:
             block.ln1.w.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(1))
         model.ln_final.w.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(2))
-    frame = copying_scores(model, SAMPLE % 11).set_index(["layer", "head"])
-    for (layer, head), row in frame.iterrows():
-        values = torch.linalg.eigvals(folded_product(model, layer, head))
+    for row in json_rows(copying_scores(model, SAMPLE % 11)):
+        values = torch.linalg.eigvals(folded_product(model, row["layer"], row["head"]))
         exact = (values.sum().real / values.abs().sum()).item()
         # The large matrix has eigenvalues of 0, found as small ones of either sign.
         assert row["eigenvalue"] == pytest.approx(exact, abs=1e-5)
@@ -98,11 +98,11 @@ def test_equal_to_loops_over_rows_and_tokens(build_model):
         model.blocks[0].attn.b_V.normal_(generator=torch.Generator().manual_seed(0))
         model.unembed.b_U.normal_(generator=torch.Generator().manual_seed(0))
         model.ln_final.w.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(2))
-    frame = copying_scores(model, SAMPLE).set_index(["layer", "head"])
     _, cache = model.run_with_cache(SAMPLE)
     W_U = model.ln_final.w.unsqueeze(1) * model.W_U
     W_U = W_U - W_U.mean(dim=0)
-    for (layer, head), row in frame.iterrows():
+    for row in json_rows(copying_scores(model, SAMPLE)):
+        layer, head = row["layer"], row["head"]
         total, weights = 0.0, 0.0
         for b, tokens in enumerate(SAMPLE.tolist()):
             for q in range(1, 5):
@@ -165,9 +165,9 @@ def test_pruned_heads_keep_their_numbers_and_names(build_model):
     model = build_model(d_vocab=11, n_heads=4, n_key_value_heads=2)
     pruned = prune_heads(model, [(1, 0), (1, 1), (1, 3), (0, 0)], mode="zero")
     with torch.no_grad():  # what layer 1 reads changes; what its weights say does not
-        whole = copying_scores(model, SAMPLE).set_index(["layer", "head"])
-        left = copying_scores(pruned, SAMPLE).set_index(["layer", "head"])
-    assert left.index.tolist() == [(0, 1), (0, 2), (0, 3), (1, 2)]
-    for place in left.index:
-        assert left.loc[place, "eigenvalue"] == pytest.approx(whole.loc[place, "eigenvalue"])
-        assert left.loc[place, "top5"] == whole.loc[place, "top5"]
+        whole, left = (json_rows(copying_scores(each, SAMPLE)) for each in (model, pruned))
+    assert [(row["layer"], row["head"]) for row in left] == [(0, 1), (0, 2), (0, 3), (1, 2)]
+    for row in left:
+        before = whole[4 * row["layer"] + row["head"]]
+        assert row["eigenvalue"] == pytest.approx(before["eigenvalue"])
+        assert row["top5"] == before["top5"]
