@@ -59,7 +59,7 @@ golden: $(DEV) ## Check that the shipped run still gives the numbers that it shi
 	@$(BIN)/pytest tests/golden $(ARGS)
 
 docs: $(DEV) ## Write the generated pages of docs/ again
-	@$(BIN)/python -c 'from pathlib import Path; from probes.catalogue import probes_as_markdown; Path("docs/probes.md").write_text(probes_as_markdown())'
+	@$(BIN)/python -c 'from pathlib import Path; from probes.catalogue_pictures import write_page; write_page(Path("docs"))'
 
 fmt: $(DEV) ## Format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix --quiet || true

@@ -16,8 +16,19 @@ POSITIONAL = frozenset({"previous", "current", "first"})
 """Classes that have no content which could be exchanged."""
 
 
-def card_title(row: Row) -> str:
-    """Return what the head is called.
+def shown_label(label: str, task: str | None) -> str:
+    """Return a label as people say it: a head on the sources of a reversal is a reversal head.
+
+    Of no other task: an induction task can be solved by heads that are no induction heads.
+
+    >>> shown_label("sources", "reversal"), shown_label("sources", "copy")
+    ('reversal', 'sources')
+    """
+    return "reversal" if (label, task) == ("sources", "reversal") else label
+
+
+def card_title(row: Row, task: str | None = None) -> str:
+    """Return what the head is called, on the task if there is one.
 
     >>> card_title({"layer": 0, "head": 1, "label": "induction", "strength": "weak"})
     'L0H1: induction (weak)'
@@ -25,7 +36,8 @@ def card_title(row: Row) -> str:
     'L0H1: none'
     """
     strength = f" ({row['strength']})" if row["strength"] else ""
-    return f"{head_label(row['layer'], row['head'])}: {row['label']}{strength}"
+    label = shown_label(row["label"], task)
+    return f"{head_label(row['layer'], row['head'])}: {label}{strength}"
 
 
 def card_facts(row: Row) -> list[tuple[str, str]]:
@@ -34,9 +46,9 @@ def card_facts(row: Row) -> list[tuple[str, str]]:
     facts = [
         (f"score as {probe}", number(row["score"], "no row was scored")),
         ("chance", f"{number(row['chance'])} (kappa {number(row['kappa'])})"),
-        ("control", number(row["control"], missing_control(probe))),
+        ("control (other content)", number(row["control"], missing_control(probe))),
         ("effect", f"{number(row['effect'])}{interval(row['ci_low'], row['ci_high'])}"),
-        ("significance", significance(row)),
+        ("content test", test_of(row)),
         ("runner-up", runner_up(row)),
     ]
     if row["mixture"]:
@@ -57,9 +69,9 @@ def card_facts(row: Row) -> list[tuple[str, str]]:
             f"{number(row['sink_free_normalised'], 'nothing is left')} without the first key",
         ),
         ("copying (-1 .. 1)", number(row["copying"], "not a model that says what it reads")),
-        ("output", "silent: less than 1 % of its layer's median" if row["silent"] else "heard"),
+        ("silent", "yes: it writes less than 1 % of its layer's median" if row["silent"] else "no"),
         ("stand-ins", row["redundant_with"] or "none"),
-        ("two halves", several(row, "half_1", "half_2")),
+        ("effect in two halves", several(row, "half_1", "half_2")),
         ("measured on", f"{row['rows']}; {row['n_rows']:,} rows of {row['n_sequences']:,} "
          "sequences"),
     ]  # fmt: skip
@@ -94,13 +106,13 @@ def missing_control(probe: str) -> str:
     return "looks at a position" if probe in POSITIONAL else "not measured"
 
 
-def significance(row: Row) -> str:
+def test_of(row: Row) -> str:
     """Write the three values of the paired test, or that there was none."""
     if row["q_value"] is None:
-        return "no test: exact, or nothing to exchange"
+        return "n/a (nothing to exchange, or no spread between sequences)"
     return (
-        f"q {row['q_value']:.2g}, p {row['p_value']:.2g}, max-T p {row['p_max_t']:.2g} "
-        f"(as {row['tested']})"
+        f"as {row['tested']}: q {row['q_value']:.2g}, p {row['p_value']:.2g}, "
+        f"max-T p {row['p_max_t']:.2g}"
     )
 
 

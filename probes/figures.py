@@ -11,7 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from lab.naming import head_label
 from probes import plots
+from probes.evidence_card import shown_label
 from probes.plots import canvas
+from probes.plots.bars import STRIPES
 from probes.plots.curves import entropy_ceiling
 from probes.plots.grids import draw_cells
 
@@ -20,6 +22,27 @@ MOST_PANELS = 32
 
 FEW_HEADS = 8
 """Up to this many heads in a layer, cells are large."""
+
+
+def label_sheet(labels: pd.DataFrame, task: str | None) -> Figure:
+    """Draw what each head is called, on the task if there is one."""
+    shown = [shown_label(label, task) for label in labels["label"]]
+    return figure_of(plots.plot_labels(labels.assign(label=shown)))
+
+
+def stripe_sheet(heads: pd.DataFrame) -> Figure:
+    """Draw how much heads look at the answer's source, on time and late."""
+    return figure_of(plots.plot_ladder(heads, probes=STRIPES))
+
+
+def spectrum_sheet(spectrum: pd.DataFrame) -> Figure:
+    """Draw how much heads look at each distance."""
+    return figure_of(plots.plot_spectrum(spectrum))
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the whole figure of a chart that has one of its own."""
+    return ax.get_figure(root=True)
 
 
 def score_grids(heads: pd.DataFrame) -> Figure:

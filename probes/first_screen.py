@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.naming import head_label
+from lab.naming import article, head_label
 from probes.maps import Map
 from probes.registry import ProbeEntry, get_probe
 from probes.tables import json_rows, plain
 
-SCHEMA_VERSION = 1
-"""Version of first_screen.json; a reader refuses a newer one."""
+SCHEMA_VERSION = 2
+"""Version of first_screen.json; a reader refuses a newer one. Version 1 had no labels."""
 
 STANDS_OUT = 0.5
 """Score from which the best head is called by its probe's name."""
@@ -64,13 +64,9 @@ def kind_of(probe: ProbeEntry, task: str | None) -> str:
     return f"{task} head" if probe.name == "sources" and task else probe.head_kind
 
 
-def article(noun: str) -> str:
-    """Put the article before a noun: 'a copy head', 'an induction head'."""
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
 def screen_data(
     heads: pd.DataFrame,
+    labels: pd.DataFrame,
     maps: Mapping[tuple[int, int], Map],
     *,
     tokens: list[str],
@@ -83,6 +79,7 @@ def screen_data(
 
     Args:
         heads: The table of score_heads.
+        labels: The table of label_heads.
         maps: Whole maps of one sequence; a probability p is stored as the whole number 255 p.
         tokens: Labels of that sequence.
         ids: Its token ids.
@@ -106,6 +103,7 @@ def screen_data(
                 *(heads[name].tolist() for name in named), strict=True
             )
         ],
+        "labels": json_rows(labels),
         "sequence": {"tokens": tokens, "ids": ids},
         "patterns": {
             head_label(*pair): np.rint(255.0 * matrix).astype(int).tolist()

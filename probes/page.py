@@ -10,11 +10,13 @@ import csv
 import html
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
+from probes.evidence_card import card_facts, card_title
 from probes.registry import get_probe
-from probes.tables import csv_text
+from probes.tables import CSV_FLOAT, csv_text, json_rows
 
 STYLE = """
 :root { --ink: #1b2733; --muted: #5b6b7a; --faint: #d9e0e6; --paper: #ffffff; --blue: #0b5c94; }
@@ -46,6 +48,9 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 pre { background: #f3f5f7; border: 1px solid var(--faint); border-radius: 4px; padding: .7rem 1rem;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: .88rem; }
+h3 { margin: 1.2rem 0 .2rem; font-size: 1rem; }
+.card { border-top: 1px solid var(--faint); padding: .2rem 0 .4rem; break-inside: avoid; }
+.card td:first-child { color: var(--muted); white-space: nowrap; width: 16rem; }
 summary { cursor: pointer; color: var(--blue); }
 td.long { overflow-wrap: anywhere; }
 @media print { body { background: none; font-size: 11px; } thead { display: table-header-group; }
@@ -65,6 +70,8 @@ def report_page(
     facts: Mapping[str, str],
     figures: Mapping[str, bytes],
     heads: pd.DataFrame,
+    labels: pd.DataFrame,
+    task: str | None,
     ablation: pd.DataFrame,
     command: str,
     provenance: Mapping[str, str],
@@ -77,9 +84,11 @@ def report_page(
         subtitle: One line below it.
         sentence: What was found, in one sentence.
         facts: A few numbers for the top, by name.
-        figures: PNG files by name: heads, attention (may be missing), entropy, ablation; none of a
-            model without heads.
+        figures: PNG files by name: labels, heads, stripes, spectrum, attention (those two and
+            stripes may be missing), entropy, ablation; none of a model without heads.
         heads: The table of score_heads.
+        labels: The table of label_heads.
+        task: The task that the model was trained on, if any.
         ablation: The table of ablation_sweep.
         command: What makes this report again.
         provenance: What the numbers were measured on, by name.
@@ -92,6 +101,7 @@ def report_page(
         '<dl class="facts">',
         *(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items()),
         "</dl>",
+        *(label_sections(figures, labels, task) if len(labels) else []),
         *(head_sections(figures, heads, ablation) if len(heads) else []),
         "<h2>Where these numbers come from</h2>",
         f"<pre>{text(command)}</pre>",
@@ -108,18 +118,78 @@ def report_page(
     )
 
 
+def label_sections(
+    figures: Mapping[str, bytes], labels: pd.DataFrame, task: str | None
+) -> list[str]:
+    """Return what the page says each head does, and the evidence for it."""
+    rows = sorted(json_rows(labels), key=rank)
+    cards = "\n".join(card_section(row, task) for row in rows)
+    return [
+        "<h2>What each head does</h2>",
+        "<p>A head gets a label only if the lower end of its interval clears the label's cut, if "
+        "the runner-up is far enough behind, and, where there is a control, if the difference is "
+        "no luck. Otherwise it is called what it is: uniform, broad, mixed or none. Silent heads "
+        "write next to nothing, whatever they look at.</p>",
+        figure(figures["labels"], "Label of every head, layer by head"),
+        label_table(rows, task),
+        f"<details><summary>The evidence card of each of the {len(rows)} heads</summary>\n"
+        f"{cards}</details>",
+    ]
+
+
+def rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return where a head stands in the list: those of a class first, clearest on top."""
+    return (not row["strength"], row["label"], -(row["score"] or 0.0), row["layer"], row["head"])
+
+
+def label_table(rows: Sequence[Mapping[str, Any]], task: str | None) -> str:
+    """Return one row a head: its label, its score and why."""
+    cells = [
+        [
+            *card_title(row, task).split(": "),
+            "" if row["score"] is None or not row["strength"] else CSV_FLOAT % row["score"],
+            row["reason"],
+        ]
+        for row in rows
+    ]
+    return html_table(["head", "label", "score", "why"], cells, [False, False, True, False])
+
+
+def card_section(row: Mapping[str, Any], task: str | None) -> str:
+    """Return the evidence card of one head."""
+    return (
+        f'<section class="card"><h3>{text(card_title(row, task))}</h3><p>{text(row["reason"])}</p>'
+        f"{pairs_table(dict(card_facts(row)))}</section>"
+    )
+
+
 def head_sections(
     figures: Mapping[str, bytes], heads: pd.DataFrame, ablation: pd.DataFrame
 ) -> list[str]:
     """Return what the page says about the heads, with its figures and tables."""
     parts = [
-        "<h2>What each head looks at</h2>",
+        "<h2>Scores, probe by probe</h2>",
         "<p>Each number is the share of a head's attention that falls on a probe's targets, "
         "averaged over the rows that the probe scores. White is 0, dark is 1; a head that spreads "
         "its attention evenly scores the chance given below.</p>",
         figure(figures["heads"], "Scores of every head, one grid a probe"),
         probe_table(heads),
     ]
+    if "stripes" in figures:
+        parts += [
+            "<h2>On the source, or a row late</h2>",
+            "<p>A head that reads the source of the answer when the answer is due is another "
+            "mechanism than one that looks back at it from the token already written: only the "
+            "first bar counts.</p>",
+            figure(figures["stripes"], "Mass on the answer's source, on time and late, by head"),
+        ]
+    if "spectrum" in figures:
+        parts += [
+            "<h2>How far back heads look</h2>",
+            "<p>Attention by distance, the same rows for every distance. A previous-token head has "
+            "a peak at 1; a preference for recent tokens falls off slowly.</p>",
+            figure(figures["spectrum"], "Mean attention at each distance, by head"),
+        ]
     if "attention" in figures:
         parts += [
             "<h2>The clearest head, on one sequence</h2>",

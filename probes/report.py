@@ -5,75 +5,45 @@ in a run folder through `lab.runs.update_derived`, elsewhere as one new folder.
 """
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
-from lab.checkpoint import load_model
-from lab.config import ModelConfig, require_whole
+from lab.config import require_whole
 from lab.durable import atomic_dir, atomic_write, one_clear_error
 from lab.evaluation import Evaluation, evaluate
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
-from lab.runs import WEIGHTS, Run, update_derived
+from lab.runs import Run, update_derived
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from lab.tasks.registry import get_task
-from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
+from lab.vocab import Vocab
 from probes import figures, plots
 from probes.ablation import ablation_sweep, mean_reference
 from probes.entropy import entropy_profile
 from probes.first_screen import best_head, screen_data, sentence_about
 from probes.heads import score_heads
 from probes.intervals import FEW_SEQUENCES
+from probes.labels import label_heads
 from probes.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
+from probes.offsets import offset_spectrum
 from probes.page import report_page
-from probes.reads import as_batch, probe_input
+from probes.plots.bars import STRIPES
+from probes.report_subject import Subject, model_subject, run_subject
 from probes.tables import csv_text, json_rows, json_text, parquet_bytes
 
-SCHEMA_VERSION = 1
-"""Version of report.json."""
-
-REFERENCE_SEQUENCES = 256
-"""Sequences whose mean fills the gap of a head in mean ablations."""
+SCHEMA_VERSION = 2
+"""Version of report.json. Version 1 had no labels."""
 
 SWEPT = 20_000
 """Sequences times ablations of a sweep: a model of many heads is ablated on fewer sequences."""
 
 FEWEST_SWEPT = 100
 """Sequences that every sweep looks at, if there are as many."""
-
-REPEATED = 25
-"""Different tokens in a block of the default input of a bare model."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
-    """What is probed: a model, sequences, and what to call them."""
-
-    model: HookedGPT
-    title: str
-    command: str
-    facts: Mapping[str, Any]
-    """run, task, step, checkpoint_sha256 and seed; None where unknown."""
-    accuracy_batch: Batch
-    """Unseen sequences that loss and accuracies are measured on."""
-    batch: Batch
-    """Those that probes and ablations look at."""
-    reference: Batch
-    """Other sequences, whose means fill the gaps of mean ablations."""
-    vocab: Vocab | None
-    plain: bool = False
-    """Whether the sequences are plain tokens, of which no task says where answers come from."""
-    special_ids: tuple[int, ...] | None = None
-    """Ids that are no words; None: what score_heads takes by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +52,9 @@ class Findings:
 
     accuracy: Evaluation
     heads: pd.DataFrame
+    labels: pd.DataFrame
     entropy: pd.DataFrame
+    spectrum: pd.DataFrame
     ablation: pd.DataFrame
     attention: pd.DataFrame | None
     """Map of the clearest head; None where sequences are too long to draw."""
@@ -100,7 +72,7 @@ def write_report(
     n_sequences: int = 500,
     command: str | None = None,
 ) -> Path:
-    """Probe a model and write heads.csv, Parquet tables, report.json, report.html and figures.
+    """Probe a model and write tables (CSV, Parquet), report.json, report.html and figures.
 
     A run is probed on unseen sequences of its own task, a bare model on those given or, by default,
     on random tokens said twice, after its tokenizer's BOS; id 0 stands there for a model without a
@@ -141,96 +113,12 @@ def write_report(
     return folder
 
 
-def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | None) -> Subject:
-    """Return what there is to probe of a run: its trained model on unseen sequences of its task."""
-    config = run.config
-    task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
-    unseen = task.sample(config.eval_sequences, seed=config.seed, split="test")
-    words = ["headlab", "report", run.name, *([] if folder is None else ["--out", str(folder)])]
-    return Subject(
-        model=load_model(run.path),
-        title=f"Heads of {run.name}",
-        command=shlex.join(words) if command is None else command,
-        facts={
-            "run": run.name,
-            "task": config.task,
-            "step": max(run.steps, default=config.steps),
-            "checkpoint_sha256": run.files[WEIGHTS].sha256,
-            "seed": config.seed,
-        },
-        accuracy_batch=unseen,
-        batch=task.sample(n_sequences, seed=config.seed, split="test"),
-        reference=task.sample(REFERENCE_SEQUENCES, seed=config.seed, split="reference"),
-        vocab=task.vocab,
-    )
-
-
-def model_subject(
-    model: HookedGPT,
-    given: Batch | Tokens | None,
-    reference: Batch | Tokens | None,
-    vocab: Vocab | None,
-    n_sequences: int,
-    command: str | None,
-) -> Subject:
-    """Return what there is to probe of a bare model."""
-    special_ids, plain = None, not isinstance(given, Batch)
-    if given is None:
-        bos_id = start_id(model)
-        given = repeated_tokens(model.config, n_sequences, seed=0, bos_id=bos_id)
-        reference = repeated_tokens(model.config, REFERENCE_SEQUENCES, seed=1, bos_id=bos_id)
-        special_ids, plain = (bos_id,), False
-    probe_input(model, given)  # says what is wrong with it
-    batch = as_batch(given)[:n_sequences]
-    unknown: dict[str, Any] = dict.fromkeys(("run", "task", "step", "checkpoint_sha256", "seed"))
-    return Subject(
-        model=model,
-        title="Heads of a model",
-        command="probes.write_report(model, out_dir)" if command is None else command,
-        facts=unknown,
-        accuracy_batch=batch,
-        batch=batch,
-        reference=batch if reference is None else as_batch(reference),
-        vocab=vocab,
-        plain=plain,
-        special_ids=special_ids,
-    )
-
-
-def start_id(model: HookedGPT) -> int:
-    """Return the id of the BOS of a model's tokenizer; without one, that of `lab.vocab`."""
-    bos_id = getattr(model.tokenizer, "bos_token_id", None)
-    return bos_id if bos_id is not None and bos_id < model.config.d_vocab else BOS_ID
-
-
-def repeated_tokens(config: ModelConfig, n: int, *, seed: int, bos_id: int = BOS_ID) -> Batch:
-    """Return BOS and a block of different random tokens, twice: what most probes can be read on.
-
-    The answers are the second block, whose sources stand in the first.
-    """
-    low = len(SPECIAL_SYMBOLS)
-    n_words = config.d_vocab - low - (bos_id >= low)
-    block = min(REPEATED, (config.n_ctx - 1) // 2, n_words)
-    if block < 2:
-        raise ValueError(
-            "batch must be given for a model of fewer than 5 positions or 4 token ids, got None; "
-            "pass write_report(model, path, batch=...)"
-        )
-    draws = np.random.default_rng(seed).random((n, n_words)).argsort(axis=1)
-    first = torch.from_numpy(draws[:, :block] + low)
-    first = first + ((first >= bos_id) & (bos_id >= low))  # BOS is no word of the block
-    tokens = torch.cat([torch.full((n, 1), bos_id), first, first], dim=1)
-    loss_mask = torch.zeros_like(tokens, dtype=torch.bool)
-    loss_mask[:, block + 1 : -1] = True
-    sources = torch.arange(tokens.shape[1]).expand(n, -1) - block + 1
-    return Batch(tokens, loss_mask, sources.masked_fill(~loss_mask, -1).unsqueeze(2))
-
-
 def measure(subject: Subject) -> Findings:
     """Run every probe."""
     model, batch = subject.model, subject.batch
     probed = batch.tokens if subject.plain else batch
-    heads = stamped(score_heads(model, probed, special_ids=subject.special_ids), subject)
+    ids = subject.special_ids
+    heads = stamped(score_heads(model, probed, special_ids=ids), subject)
     name = f"{subject.facts['task'] or 'given'}/reference/{len(subject.reference)}"
     reference = mean_reference(model, subject.reference, name=name)
     config = model.config
@@ -255,7 +143,9 @@ def measure(subject: Subject) -> Findings:
     return Findings(
         accuracy=evaluate(model, subject.accuracy_batch),
         heads=heads,
+        labels=stamped(label_heads(model, subject.labelled, special_ids=ids), subject),
         entropy=stamped(entropy_profile(model, batch), subject),
+        spectrum=stamped(offset_spectrum(model, probed, special_ids=ids), subject),
         ablation=stamped(ablation, subject),
         attention=attention,
         maps=maps,
@@ -273,10 +163,16 @@ def stamped(frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
 
 def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     """Return every file of the report by its name."""
-    drawn = {name: plots.png_bytes(f, dpi=120) for name, f in draw_figures(found).items()}
+    drawn = {
+        name: plots.png_bytes(f, dpi=120)
+        for name, f in draw_figures(found, subject.facts["task"]).items()
+    }
     tables = {
         "heads.csv": csv_text(found.heads).encode(),
         "heads.parquet": parquet_bytes(found.heads),
+        "labels.csv": csv_text(found.labels).encode(),
+        "labels.parquet": parquet_bytes(found.labels),
+        "spectrum.parquet": parquet_bytes(found.spectrum),
         "entropy.parquet": parquet_bytes(found.entropy),
         "ablation.csv": csv_text(found.ablation).encode(),
         "ablation.parquet": parquet_bytes(found.ablation),
@@ -288,6 +184,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     ids = subject.batch.tokens[0, :LONGEST].tolist() if found.maps else []
     screen = screen_data(
         found.heads,
+        found.labels,
         found.maps,
         tokens=token_labels(ids, subject.vocab),
         ids=ids,
@@ -309,6 +206,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         "task": subject.facts["task"],
         "provenance": provenance,
         "heads": json_rows(found.heads),
+        "labels": json_rows(found.labels),
         "ablation": json_rows(found.ablation),
     }
     page = report_page(
@@ -318,6 +216,8 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         facts=top_facts(subject, found.accuracy),
         figures=drawn,
         heads=found.heads,
+        labels=found.labels,
+        task=subject.facts["task"],
         ablation=found.ablation,
         command=subject.command,
         provenance=provenance_texts(provenance),
@@ -332,15 +232,19 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     }
 
 
-def draw_figures(found: Findings) -> dict[str, Figure]:
+def draw_figures(found: Findings, task: str | None) -> dict[str, Figure]:
     """Draw the figures of the report; of a model without heads there is none to draw."""
     if found.heads.empty:
         return {}
     drawn = {
+        "labels": figures.label_sheet(found.labels, task),
         "heads": figures.score_grids(found.heads),
+        "spectrum": figures.spectrum_sheet(found.spectrum),
         "entropy": figures.entropy_sheet(found.entropy),
         "ablation": figures.ablation_panels(found.ablation),
     }
+    if set(STRIPES) <= set(found.heads["probe"]):
+        drawn["stripes"] = figures.stripe_sheet(found.heads)
     if found.attention is not None:
         drawn["attention"] = figures.attention_sheet(found.attention)
     return drawn

@@ -5,6 +5,7 @@ as well as in colour. Tokens are data of a chart, never part of an expression or
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import altair as alt
@@ -19,6 +20,10 @@ BASELINE = "#0072b2"
 ABLATED = "#d55e00"
 RAMP = ("#f6f9fc", "#c9dcef", "#8fbbdd", "#4a8fc4", "#1c5f9f", "#0b2f5f")
 """White to dark blue: one hue, so that it reads the same to colour-blind eyes and in print."""
+
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
+WORD_WIDTH = 60
+"""Pixels that a cell needs for a label such as "induction"."""
 
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 PLATE = "M-1,-0.5H1V0.5H-1Z"
@@ -70,6 +75,7 @@ def head_grid(
     low: float,
     high: float,
     title: str,
+    labels: Mapping[str, str] = NO_LABELS,
 ) -> alt.LayerChart:
     """Draw a cell a head: y is the layer, x the head, colour the score on a fixed scale.
 
@@ -81,6 +87,7 @@ def head_grid(
         low: Score of the palest colour.
         high: Score of the darkest colour.
         title: What the score is called.
+        labels: What each head is called, by the head's own label; it is written below the score.
     """
     rows = []
     for row in scores:
@@ -92,6 +99,7 @@ def head_grid(
                 "head": str(row["head"]),
                 "score": score,
                 "text": "n/a" if score is None else f"{score:.2f}",
+                "label": labels.get(name, ""),
                 "dark": score is not None and (score - low) > 0.55 * (high - low),
                 "state": "ablated" if name in ablated else "intact",
                 "chosen": name == chosen,
@@ -113,6 +121,7 @@ def head_grid(
     tooltip = [
         alt.Tooltip("name:N", title="head"),
         alt.Tooltip("score:Q", title=title, format=".3f"),
+        *([alt.Tooltip("label:N", title="label")] if labels else []),
         alt.Tooltip("state:N", title="state"),
     ]
     pick = alt.selection_point(name="pick", fields=["name"], toggle=False)
@@ -159,14 +168,17 @@ def head_grid(
             .mark_point(shape=PLATE, size=cell**2 / 3.4, fill="white", stroke=None, opacity=0.92)
             .encode(tooltip=tooltip)
         )
-        numbers = base.mark_text(fontSize=15, fontWeight=600, cursor="pointer").encode(
-            text="text:N",
-            color=alt.condition(
-                "datum.dark && datum.state == 'intact'", alt.value("white"), alt.value(INK)
-            ),
-            tooltip=tooltip,
+        ink = alt.condition(
+            "datum.dark && datum.state == 'intact'", alt.value("white"), alt.value(INK)
         )
+        named = bool(labels) and cell >= WORD_WIDTH
+        numbers = base.mark_text(
+            fontSize=15, fontWeight=600, dy=-7 if named else 0, cursor="pointer"
+        ).encode(text="text:N", color=ink, tooltip=tooltip)
         marks += [plates, numbers]
+        if named:
+            words = base.mark_text(fontSize=12, dy=11, cursor="pointer")
+            marks.append(words.encode(text="label:N", color=ink, tooltip=tooltip))
     return styled(alt.layer(*marks), cell * len(heads), height * len(layers))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lab.tasks.base import Batch, Task
 
 FIRST_SCREEN = "first_screen.json"
-SCREEN_VERSION = 1
+SCREEN_VERSION = 2
 PROBED_SEQUENCES = 500
 """Sequences that probes look at, as many as in a report."""
 REFERENCE_SEQUENCES = 256
@@ -78,7 +78,7 @@ def screen(view: View) -> dict[str, Any]:
     entry = view.run.files.get(FIRST_SCREEN)
     if entry is not None:
         reported = read_screen(entry.sha256, view.run)
-        if reported["step"] == view.step:
+        if reported["schema_version"] == SCREEN_VERSION and reported["step"] == view.step:
             return reported
     return measured_screen(view.identity, view)
 
@@ -91,10 +91,11 @@ def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
         ValueError: It is damaged, or was written by a newer version.
     """
     data = read_json(_run.file(FIRST_SCREEN))
-    if data.get("schema_version") != SCREEN_VERSION:
+    version = data.get("schema_version")
+    if not isinstance(version, int) or not 1 <= version <= SCREEN_VERSION:
         raise ValueError(
-            f"schema_version of {FIRST_SCREEN} must be {SCREEN_VERSION}, "
-            f"got {data.get('schema_version')!r}; write it again with `headlab report {_run.name}`"
+            f"schema_version of {FIRST_SCREEN} must be at most {SCREEN_VERSION}, got {version!r}; "
+            f"write it again with `headlab report {_run.name}`"
         )
     return data
 
@@ -104,6 +105,7 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     """Measure what a report would have said of a checkpoint."""
     from probes.first_screen import screen_data, sentence_about
     from probes.heads import score_heads
+    from probes.labels import label_heads
     from probes.maps import LONGEST, sequence_maps
 
     run, model = _view.run, weights(identity, _view)
@@ -113,6 +115,7 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     heads = score_heads(model, batch)
     return screen_data(
         heads,
+        label_heads(model, batch),
         sequence_maps(model, one),
         tokens=task.vocab.decode(one[0].tolist()),
         ids=one[0].tolist(),

@@ -13,6 +13,7 @@ import streamlit as st
 from apps.studio import charts, loaders, tables, widgets
 from apps.studio.address import View, all_heads, click_complaints, complaints
 from lab.naming import head_label
+from probes.evidence_card import card_facts, card_title, shown_label
 
 Columns = list[tuple[str, str, dict[str, float]]]
 """What each model is called, the class of its column, its numbers."""
@@ -99,6 +100,7 @@ def head_scores(scene: Scene) -> None:
         low=probe["low"],
         high=probe["high"],
         title=probe["title"],
+        labels={name: row["label"] for name, row in labels_of(screen).items()},
     )
     widgets.clickable_grid(
         chart,
@@ -112,6 +114,25 @@ def head_scores(scene: Scene) -> None:
         f"{probe['summary']} Mean attention there, in the intact model; a head that looks "
         f"everywhere alike scores {chance}.",
     )
+
+
+def labels_of(screen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the row of the labels table of each head, by the head's label."""
+    return {
+        head_label(row["layer"], row["head"]): row
+        | {"label": shown_label(row["label"], screen["task"])}
+        for row in screen["labels"]
+    }
+
+
+def head_card(scene: Scene) -> None:
+    """Say what the chosen head is called, why, and on which numbers that rests."""
+    row = labels_of(scene.screen)[scene.head]
+    with st.container(key="card"):
+        st.text(card_title(row))
+        st.text(row["reason"])
+        with st.expander("The evidence, in the intact model"):
+            st.html(tables.facts(card_facts(row)))
 
 
 def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 460) -> None:

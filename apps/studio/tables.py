@@ -56,6 +56,12 @@ def comparison(columns: Sequence[tuple[str, str, Mapping[str, float]]]) -> str:
     return f'<table class="comparison">{top}<tbody>{rows}</tbody></table>'
 
 
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return an HTML table of names and texts."""
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in pairs)
+    return f'<table class="facts"><tbody>{rows}</tbody></table>'
+
+
 SIZES: tuple[tuple[str, str, str], ...] = (
     ("parameters", "Parameters", "{:,}"),
     ("cache_bytes", "Cache of a token (bytes)", "{:,}"),

@@ -152,7 +152,7 @@ def plot_ladder(
             label=RUNGS.get(name, name),
             zorder=2,
         )
-        if "control" in own:
+        if "control" in own and own["control"].notna().any():
             ax.scatter(
                 places, own["control"], s=42, marker="D", facecolor="white", edgecolor=INK,
                 label="control: no repeat" if rung == 0 else None, gid="control", zorder=5,

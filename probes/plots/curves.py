@@ -155,7 +155,7 @@ def plot_spectrum(
     headline(ax, "How far back heads look")
     ax.set_xlabel("distance: query position - key position (tokens)", color=INK)
     ax.set_ylabel("attention at that distance (mean)", color=INK)
-    ax.set_ylim(0, 1.02)
+    ax.set_ylim(0, min(1.02, max(0.25, 1.15 * frame["mass"].max())))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(ax)
     legend_beside(ax)

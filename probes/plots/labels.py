@@ -37,8 +37,8 @@ LABEL_COLOURS: Mapping[str, str] = MappingProxyType(
         "none": "#ffffff",
     }
 )
-"""Okabe and Ito's colours for heads that look somewhere, greys for the others; a label that is not
-here is a task's own (reversal, copy ...) and is blue."""
+"""Okabe and Ito's colours for heads that look somewhere, greys for the others; what is not here is
+the label of a task's own heads (sources, reversal) and is blue."""
 
 SHORT: Mapping[str, str] = MappingProxyType(
     {
@@ -52,9 +52,8 @@ SHORT: Mapping[str, str] = MappingProxyType(
         "uniform": "unif",
         "broad": "broad",
         "none": "-",
+        "sources": "src",
         "reversal": "rev",
-        "rotation": "rot",
-        "sorting": "sort",
     }
 )
 """What a cell has room for."""
@@ -80,8 +79,10 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """
     layers, heads = (sorted(set(frame[axis].tolist())) for axis in ("layer", "head"))
     few = len(heads) <= FEW_COLUMNS
-    across = 0.78 if few else 0.3
-    ax = own_axes(ax, 3.2 + across * len(heads), 1.1 + (0.62 if few else 0.3) * len(layers))
+    side = 0.66 if few else 0.3
+    handles = legend_of(frame)
+    height = max(0.9 + side * len(layers), 0.6 + 0.25 * len(handles))
+    ax = own_axes(ax, 3.0 + side * len(heads), height)
     for row in frame.itertuples():
         place = heads.index(row.head), layers.index(row.layer)
         # A head that is no class has no number of its own: its nearest class has.
@@ -95,6 +96,18 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_facecolor("white")
     number_axes(ax, layers, heads)
     headline(ax, "What each head does")
+    ax.legend(
+        handles=handles,
+        loc="center left",
+        bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+        fontsize=10,
+    )
+    return ax
+
+
+def legend_of(frame: pd.DataFrame) -> list[Patch | Line2D]:
+    """Return what the colours and marks of a table's labels mean, with how many heads have them."""
     counts = frame["label"].value_counts()
     known = [*(label for label in counts.index if label not in LABEL_COLOURS), *LABEL_COLOURS]
     handles: list[Patch | Line2D] = [
@@ -110,14 +123,7 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         handles.append(Line2D([], [], color=INK, linewidth=1.2, label=f"silent ({count})"))
     if (frame["strength"] == "weak").any():
         handles.append(Patch(facecolor=tint(MUTED, 0.2), edgecolor=MUTED, label="pale: weak"))
-    ax.legend(
-        handles=handles,
-        loc="center left",
-        bbox_to_anchor=(1.02, 0.5),
-        frameon=False,
-        fontsize=10,
-    )
-    return ax
+    return handles
 
 
 def draw_label(

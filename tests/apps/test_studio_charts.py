@@ -55,6 +55,23 @@ def test_a_score_without_meaning_is_not_shown_as_zero():
     assert missing["text"] == "n/a"
 
 
+def test_a_label_is_written_where_a_cell_has_room_for_it():
+    def named(heads: int) -> list[dict]:
+        spec = charts.head_grid(
+            SCORES, shape=(2, heads), ablated=(), chosen=None, low=0.0, high=1.0, title="Sources",
+            labels={"L0H0": "reversal", "L1H0": "uniform"},
+        ).to_dict()  # fmt: skip
+        assert [row["label"] for row in rows_of(spec)] == ["reversal", "", "uniform"]
+        return [m for m in spec["layer"] if m["encoding"].get("text", {}).get("field") == "label"]
+
+    assert len(named(4)) == 1 and named(12) == []
+    assert not [m for m in grid()["layer"] if "label" in str(m["encoding"].get("text"))]
+
+
+def test_facts_are_escaped():
+    assert "<td>&lt;b&gt;</td>" in tables.facts([("a", "<b>")])
+
+
 def test_one_head_is_framed():
     assert [row["name"] for row in rows_of(grid(chosen="L1H0")) if row["chosen"]] == ["L1H0"]
 

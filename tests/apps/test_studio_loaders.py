@@ -114,8 +114,18 @@ def test_a_prompt_that_the_task_cannot_read_is_explained_in_one_line(view):
 
 def test_a_newer_first_screen_is_refused(view, monkeypatch):
     monkeypatch.setattr(loaders, "SCREEN_VERSION", 0)
-    with pytest.raises(ValueError, match=r"schema_version of first_screen.json must be 0, got 1"):
+    with pytest.raises(ValueError, match=r"must be at most 0, got 2; write it again with `headlab"):
         loaders.screen(view)
+
+
+def test_a_first_screen_from_before_labels_is_measured_anew(view, monkeypatch):
+    reported = loaders.screen(view)
+    monkeypatch.setattr(
+        loaders, "read_screen", lambda *_: {"schema_version": 1, "step": view.step, "scores": []}
+    )
+    anew = loaders.screen(view)
+    assert anew["scores"][0]["score"] == pytest.approx(reported["scores"][0]["score"], abs=0.02)
+    assert [row["label"] for row in anew["labels"]] == [row["label"] for row in reported["labels"]]
 
 
 def test_a_record_names_everything_that_it_was_measured_on(view):

@@ -59,6 +59,19 @@ def test_the_first_screen_says_what_was_found(home):
     assert 'class="ablated"' not in table(page)
 
 
+def test_the_chosen_head_has_its_card(home):
+    labels = json.loads(open_run(home / "tiny").file("first_screen.json").read_text())["labels"]
+    for name, row in (("L0H1", labels[1]), ("L1H0", labels[2])):
+        page = opened(head=name)
+        strength = f" ({row['strength']})" if row["strength"] else ""
+        label = row["label"].replace("sources", "reversal")
+        assert f"{name}: {label}{strength}" in texts(page)
+        assert row["reason"] in texts(page)
+        (facts,) = (e.proto.body for e in page.get("html") if 'class="facts"' in e.proto.body)
+        assert f"<td>{row['score']:.3f}</td>" in facts
+        assert f"{row['n_rows']:,} rows of {row['n_sequences']:,} sequences" in facts
+
+
 def test_the_first_screen_is_drawn_without_torch(home):
     code = f"""
 import sys
@@ -268,6 +281,8 @@ def test_what_a_run_folder_says_is_never_markdown(home, tmp_path, monkeypatch):
     screen["sequence"]["tokens"][1] = hostile
     for probe in screen["probes"]:
         probe["summary"] = probe["title"] = hostile
+    for row in screen["labels"]:
+        row["label"] = row["reason"] = hostile
     update_derived(run.path, {"first_screen.json": json.dumps(screen).encode()})
     st.cache_data.clear()
     page = opened()

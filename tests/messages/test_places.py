@@ -30,10 +30,10 @@ FULL = (
 @pytest.fixture(scope="module", autouse=True)
 def quick_reports() -> Iterator[None]:
     """Reports of empty figures over numbers that are measured once: what is written counts here."""
-    names = ("heads", "attention", "entropy", "ablation")
+    names = ("labels", "heads", "stripes", "spectrum", "attention", "entropy", "ablation")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            report, "draw_figures", lambda _: {name: plots.new_figure(1.0, 1.0) for name in names}
+            report, "draw_figures", lambda *_: {name: plots.new_figure(1.0, 1.0) for name in names}
         )
         measured, measure = [], report.measure
 

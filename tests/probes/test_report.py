@@ -21,13 +21,16 @@ from lab.training import train
 from lab.vocab import Vocab
 from probes import page, plots, report
 from probes.first_screen import best_head, sentence_about
-from probes.report import repeated_tokens, start_id, write_report
-from probes.tables import METRICS, get_schema, read_table
+from probes.report import write_report
+from probes.report_subject import repeated_tokens, start_id
+from probes.tables import METRICS, get_schema, json_rows, read_table
 
+FIGURES = ("labels", "heads", "stripes", "spectrum", "entropy", "ablation")
 FILES = {
-    *("heads.csv", "heads.parquet", "entropy.parquet", "ablation.csv", "ablation.parquet"),
+    *("heads.csv", "heads.parquet", "labels.csv", "labels.parquet", "spectrum.parquet"),
+    *("entropy.parquet", "ablation.csv", "ablation.parquet"),
     *("report.json", "report.html", "first_screen.json"),
-    *(f"figures/{name}.png" for name in ("heads", "attention", "entropy", "ablation")),
+    *(f"figures/{name}.png" for name in ("attention", *FIGURES)),
 }
 HOSTILE = "<img src=x onerror=alert(1)>\"'&$\\frac"
 
@@ -63,9 +66,9 @@ def files_in(folder):
 @pytest.fixture
 def plain_pictures(monkeypatch):
     """Empty figures, for tests that look at everything else: drawing takes seconds."""
-    names = ("heads", "attention", "entropy", "ablation")
+    names = ("attention", *FIGURES)
     monkeypatch.setattr(
-        report, "draw_figures", lambda _: {name: plots.new_figure(1.0, 1.0) for name in names}
+        report, "draw_figures", lambda *_: {name: plots.new_figure(1.0, 1.0) for name in names}
     )
 
 
@@ -111,7 +114,7 @@ def test_run_vouches_for_every_file_of_its_report(trained):
 
 def test_tables_bear_the_run_they_come_from(trained):
     run = open_run(trained)
-    for name in ("heads", "entropy", "ablation"):
+    for name in ("heads", "labels", "entropy", "spectrum", "ablation"):
         attrs = read_table(run.file(f"{name}.parquet"), get_schema(name)).attrs
         assert attrs["run"] == "tiny"
         assert attrs["checkpoint_sha256"] == run.files["model.safetensors"].sha256
@@ -126,7 +129,7 @@ def test_page_loads_nothing_and_runs_nothing(trained, found_page):
     assert not set(found_page.tags) & {"script", "link", "iframe", "object", "embed", "base", "a"}
     assert not [name for _, name, _ in found_page.attributes if name.startswith("on")]
     sources = [value for tag, name, value in found_page.attributes if name in ("src", "href")]
-    assert len(sources) == 4
+    assert len(sources) == 7
     assert all(value.startswith("data:image/png;base64,") for value in sources)
     words = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", text)
     assert not re.search(r"https?:|//|@import|url\(", words)
@@ -155,6 +158,32 @@ def test_page_shows_every_ablation(trained, found_page):
     assert [row[0] for row in table[1:4]] == ["L0H0", "L0H1", "all of layer 0"]
 
 
+def test_page_and_screen_say_what_each_head_is_and_why(trained, found_page, screen):
+    labels = read_table(open_run(trained).file("labels.parquet"), get_schema("labels"))
+    assert screen["labels"] == json_rows(labels)
+    summary = json.loads((trained / "report.json").read_text())
+    assert summary["labels"] == screen["labels"]
+    (table,) = (t for t in found_page.tables if t[0] == ["head", "label", "score", "why"])
+    why = {row[0]: (row[1].split(" (")[0], row[-1]) for row in table[1:]}
+    assert why == {
+        f"L{row.layer}H{row.head}": (row.label.replace("sources", "reversal"), row.reason)
+        for row in labels.itertuples()
+    }
+    cards = [t for t in found_page.tables if t[0][0].startswith("score as ")]
+    assert len(cards) == len(labels) == 4
+
+
+def test_heads_of_a_class_come_first_the_clearest_on_top():
+    rows = [
+        {"layer": 0, "head": head, "label": label, "strength": strength, "score": score}
+        for head, (label, strength, score) in enumerate(
+            [("none", "", 0.9), ("first", "weak", 0.3), ("first", "strong", 0.8),
+             ("uniform", "", None), ("current", "strong", 0.5)]
+        )
+    ]  # fmt: skip
+    assert [row["head"] for row in sorted(rows, key=page.rank)] == [4, 2, 1, 0, 3]
+
+
 def test_page_says_how_to_make_it_again(found_page):
     assert "headlab report tiny" in found_page.words
 
@@ -170,7 +199,7 @@ def test_json_holds_the_table_and_the_provenance(trained):
 
 def test_first_screen_holds_what_the_app_draws(trained, screen):
     frame = pd.read_parquet(trained / "heads.parquet")
-    assert (screen["schema_version"], screen["run"], screen["task"]) == (1, "tiny", "reversal")
+    assert (screen["schema_version"], screen["run"], screen["task"]) == (2, "tiny", "reversal")
     assert (screen["step"], screen["n_layers"], screen["n_heads"]) == (3, 2, 2)
     assert [row["score"] for row in screen["scores"]] == frame["score"].tolist()
     assert [p["name"] for p in screen["probes"]] == frame["probe"].unique().tolist()
@@ -235,9 +264,18 @@ def test_plain_tokens_are_reported_on(small_model, repeating_batch, tmp_path, pl
     )
     assert report["accuracy"]["loss"] == pytest.approx(small_model(tokens, "loss").item())
     probed = {row["probe"]: row["n_rows"] for row in report["heads"]}
-    assert set(probed) == {"previous", "current", "first", "duplicate", "induction"}
+    assert set(probed) == {"previous", "current", "first", "duplicate", "induction", "preceder"}
     assert probed["previous"] == 5 * 13  # id 0 may be a word: nothing is left out
     assert {row["metric"] for row in report["ablation"]} == {*METRICS}
+
+
+def test_a_model_with_a_tokenizer_is_shown_in_its_words(build_model, tmp_path, plain_pictures):
+    model = build_model(d_vocab=6, n_ctx=16)
+    model.tokenizer = Vocab(("<bos>", "<sep>", "un", "do", "re", "mi"))
+    tokens = torch.tensor([[0, 2, 3, 4, 5, 2, 3, 4], [0, 3, 2, 5, 4, 3, 2, 5]])
+    folder = write_report(model, tmp_path / "r", batch=tokens)
+    screen = json.loads((folder / "first_screen.json").read_text())
+    assert screen["sequence"]["tokens"] == ["<bos>", "un", "do", "re", "mi", "un", "do", "re"]
 
 
 def test_default_input_starts_with_the_tokenizer_s_bos(build_model):
@@ -266,7 +304,7 @@ def test_hostile_texts_are_inert(small_model, repeating_batch, tmp_path, plain_p
     found = Page((folder / "report.html").read_text())
     assert f"do {HOSTILE}" in found.words
     assert not [a for a in found.attributes if a[1].startswith("on")]
-    assert found.tags.count("img") == 4
+    assert found.tags.count("img") == 7
     assert "script" not in found.tags
     assert (
         json.loads((folder / "first_screen.json").read_text())["sequence"]["tokens"][0] == HOSTILE

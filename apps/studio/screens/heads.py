@@ -15,6 +15,7 @@ def draw(scene: Scene) -> None:
     with right:
         panels.head_map(scene.view, scene)
         widgets.note("map", about_map(scene.view, scene.head))
+        panels.head_card(scene)
     with left:
         baseline_beside_ablated(scene)
 

@@ -1,0 +1,181 @@
+"""The one list of what is measured beside the probes: which table each gives, and how to read it.
+
+A probe of `probes.registry` is mass on target cells; what stands here needs more than cells, or
+something else. It is for people who read a table: docs/probes.md is written from it. No torch is
+imported: `where` is resolved on use.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lab.naming import unknown_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureEntry:
+    """What a person needs to know to read one table."""
+
+    name: str
+    """Name of the function that measures."""
+    title: str
+    """What it is about."""
+    summary: str
+    """One sentence: what its numbers tell."""
+    formula: str
+    """The numbers in plain text."""
+    bounds: str
+    """Range and unit."""
+    source: str
+    """Where the definition comes from."""
+    caveat: str
+    """What its numbers do not show."""
+    table: str
+    """Name of the table's schema."""
+    where: str
+    """module:function."""
+    drawn: bool = False
+    """Whether docs/probes.md shows a picture of it."""
+
+
+MEASURES: tuple[MeasureEntry, ...] = (
+    MeasureEntry(
+        name="entropy_profile",
+        title="Entropy by position",
+        summary="How widely each head spreads its attention, row by row.",
+        formula="H(q) = -sum over k of A[q, k] log A[q, k]; normalised: H(q) / log(keys that row q "
+        "sees), each row before any mean; effective keys: exp(H); sink-free: of A[q, k] / "
+        "(1 - A[q, 0]) over k >= 1, where at least 0.001 is left",
+        bounds="nats, from 0 to log(q + 1) in a causal model and to log(n) in a bidirectional one; "
+        "normalised from 0 to 1",
+        source="Clark et al. 2019, What does BERT look at?; sink-free after Gu et al. 2025",
+        caveat="Heads that rest on the first key look focused: 0.9 there and the rest spread over "
+        "63 keys is 0.18 normalised, but 1.00 sink-free. Rows of few keys are coarse.",
+        table="entropy",
+        where="probes.entropy:entropy_profile",
+        drawn=True,
+    ),
+    MeasureEntry(
+        name="offset_spectrum",
+        title="Distances",
+        summary="How far back each head looks.",
+        formula="R(d) = mean over rows q of A[q, q - d], d = 0 .. D, all distances on the same "
+        "rows q >= D (q > D where BOS or SEP stands first)",
+        bounds="mean probability, from 0 to 1; chance is the same at every distance",
+        source="Voita et al. 2019 (positional heads), Olsson et al. 2022",
+        caveat="On repeated blocks every multiple of the period is a distance of its own: read it "
+        "on text or on sequences without a repeat.",
+        table="spectrum",
+        where="probes.offsets:offset_spectrum",
+        drawn=True,
+    ),
+    MeasureEntry(
+        name="head_peaks",
+        title="Favourite keys",
+        summary="Whether the key that a row looks at most is one of a probe's targets.",
+        formula="argmax_share: share of the scored rows whose largest probability is on a target; "
+        "p10: mass on the targets that nine rows in ten exceed; largest: mean over the scored rows "
+        "of the largest probability",
+        bounds="from 0 to 1",
+        source="Voita et al. 2019: a positional head has an argmax share of 0.9 or more; largest "
+        "is their confidence",
+        caveat="A head may look most at its target with little mass: read it beside the score.",
+        table="peaks",
+        where="probes.peaks:head_peaks",
+    ),
+    MeasureEntry(
+        name="head_values",
+        title="What heads write",
+        summary="How large each head's output is, and how much of it comes from the first key.",
+        formula="sink_mass = A[q, 0]; output_norm = |z_q W_O|; sink_value_share = mean A[q, 0] "
+        "|v_0 W_O| / mean |z_q W_O|; layer_share = output_norm / median of the layer",
+        bounds="masses from 0 to 1; shares from 0, above 1 where the rest cancels part of the sink",
+        source="Kobayashi et al. 2020, Attention is not only a weight",
+        caveat="A large output may still not matter to the answer: ablate the head.",
+        table="values",
+        where="probes.values:head_values",
+    ),
+    MeasureEntry(
+        name="copying_scores",
+        title="Copying",
+        summary="Whether a head makes the tokens that it looks at likelier.",
+        formula="eigenvalue = sum(lambda) / sum |lambda| over the eigenvalues of W_E W_V W_O W_U; "
+        "copying C = 2 sum over k of A'[q, k] r_{x_k} / sum over the sample of r_t - 1, r_t the "
+        "raise of token t's logit above the mean, 0 where it is lowered, A' without the first key; "
+        "top5 = share of tokens that are among the five likeliest after the head alone has "
+        "attended to them",
+        bounds="eigenvalue and C from -1 to 1, top5 from 0 to 1 (chance: 5 / d_vocab)",
+        source="Elhage et al. 2021 (eigenvalues), Olsson et al. 2022 (C; their text leaves room, "
+        "this is ours), Wang et al. 2023 (top5)",
+        caveat="The direct path only: what later layers make of the output does not show.",
+        table="copying",
+        where="probes.copying:copying_scores",
+    ),
+    MeasureEntry(
+        name="head_distances",
+        title="Heads that look alike",
+        summary="How differently two heads attend.",
+        formula="mean over sequences and rows of H((a + b) / 2) - (H(a) + H(b)) / 2, a and b the "
+        "two heads' probabilities in a row, H the entropy (Jensen-Shannon)",
+        bounds="nats, from 0 (equal) to ln 2 = 0.693 (no key in common)",
+        source="Clark et al. 2019 (there summed over tokens, not averaged)",
+        caveat="Heads that look alike may write different things. Many heads rest on the first "
+        "key, and are alike there.",
+        table="distances",
+        where="probes.distances:head_distances",
+    ),
+    MeasureEntry(
+        name="find_onsets",
+        title="When heads form",
+        summary="At which training step each head's score rises.",
+        formula="first step of a film whose kappa is at or above the middle between the first and "
+        "the highest, there and in the next frame; none where it rises by less than 0.2",
+        bounds="training steps, between two frames of the film",
+        source="ours; films come from `headlab train --probe-every N` and `headlab probe RUN "
+        "--all-checkpoints`",
+        caveat="As fine as the film's steps: the table says which step of the film came before.",
+        table="onsets",
+        where="probes.film:find_onsets",
+        drawn=True,
+    ),
+    MeasureEntry(
+        name="ablation_sweep",
+        title="Ablation",
+        summary="What the model loses without each head, and without each whole layer.",
+        formula="delta = metric with the head's z replaced by zero or by its mean over other "
+        "sequences - metric of the whole model",
+        bounds="loss in nats, unbounded; accuracies from -1 to 1",
+        source="Michel et al. 2019, Are sixteen heads really better than one?",
+        caveat="A head whose removal costs nothing may have stand-ins: compare whole layers. The "
+        "loss hides what a saturated answer would need.",
+        table="ablation",
+        where="probes.ablation:ablation_sweep",
+    ),
+)
+
+
+def measure_names() -> tuple[str, ...]:
+    """Return the names of all measures."""
+    return tuple(entry.name for entry in MEASURES)
+
+
+def get_measure(name: str) -> MeasureEntry:
+    """Return the entry of a measure.
+
+    >>> get_measure("ablation_sweep").table
+    'ablation'
+
+    Raises:
+        ValueError: There is no such measure; the message suggests one.
+    """
+    for entry in MEASURES:
+        if entry.name == name:
+            return entry
+    raise ValueError(unknown_name("measure", name, measure_names()))
+
+
+def load_measure(entry: MeasureEntry) -> Callable[..., Any]:
+    """Import and return the function that measures."""
+    module, name = entry.where.split(":")
+    return getattr(importlib.import_module(module), name)
