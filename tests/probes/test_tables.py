@@ -8,10 +8,14 @@ import pandas as pd
 import pytest
 
 from probes.ablation import ablation_sweep
+from probes.copying import copying_scores
+from probes.distances import head_distances
 from probes.entropy import entropy_profile
 from probes.heads import score_heads
 from probes.labels import label_study
 from probes.maps import attention_map
+from probes.offsets import offset_spectrum
+from probes.peaks import head_peaks
 from probes.tables import (
     SCHEMAS,
     checked_table,
@@ -22,6 +26,7 @@ from probes.tables import (
     parquet_bytes,
     read_table,
 )
+from probes.values import head_values
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,11 @@ def tables(small_model, repeating_batch):
         "entropy": entropy_profile(small_model, repeating_batch),
         "ablation": ablation_sweep(small_model, repeating_batch),
         "attention": attention_map(small_model, repeating_batch, layer=1, head=2, sequence=3),
+        "spectrum": offset_spectrum(small_model, repeating_batch),
+        "peaks": head_peaks(small_model, repeating_batch),
+        "distances": head_distances(small_model, repeating_batch),
+        "values": head_values(small_model, repeating_batch),
+        "copying": copying_scores(small_model, repeating_batch.tokens[:, :4]),
     }
 
 
