@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from lab.naming import head_label
 from probes import plots
 from probes.evidence_card import shown_label
+from probes.film import find_onsets
 from probes.plots import canvas
 from probes.plots.bars import STRIPES
 from probes.plots.curves import entropy_ceiling
@@ -38,6 +39,12 @@ def stripe_sheet(heads: pd.DataFrame) -> Figure:
 def spectrum_sheet(spectrum: pd.DataFrame) -> Figure:
     """Draw how much heads look at each distance."""
     return figure_of(plots.plot_spectrum(spectrum))
+
+
+def film_sheet(film: pd.DataFrame) -> Figure:
+    """Draw how the scores of one probe came about, with the steps where heads set in."""
+    probe = str(film["probe"].iloc[0])
+    return figure_of(plots.plot_dynamics(film, probe=probe, onsets=find_onsets(film)))
 
 
 def figure_of(ax: Axes) -> Figure:

@@ -72,6 +72,7 @@ def report_page(
     heads: pd.DataFrame,
     labels: pd.DataFrame,
     task: str | None,
+    forming: str,
     ablation: pd.DataFrame,
     command: str,
     provenance: Mapping[str, str],
@@ -84,11 +85,12 @@ def report_page(
         subtitle: One line below it.
         sentence: What was found, in one sentence.
         facts: A few numbers for the top, by name.
-        figures: PNG files by name: labels, heads, stripes, spectrum, attention (those two and
-            stripes may be missing), entropy, ablation; none of a model without heads.
+        figures: PNG files by name: labels, heads, spectrum, entropy, ablation, and, where there is
+            something to show, dynamics, stripes and attention; none of a model without heads.
         heads: The table of score_heads.
         labels: The table of label_heads.
         task: The task that the model was trained on, if any.
+        forming: When its heads form, in a sentence.
         ablation: The table of ablation_sweep.
         command: What makes this report again.
         provenance: What the numbers were measured on, by name.
@@ -102,6 +104,7 @@ def report_page(
         *(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items()),
         "</dl>",
         *(label_sections(figures, labels, task) if len(labels) else []),
+        *(film_sections(figures["dynamics"], forming) if "dynamics" in figures else []),
         *(head_sections(figures, heads, ablation) if len(heads) else []),
         "<h2>Where these numbers come from</h2>",
         f"<pre>{text(command)}</pre>",
@@ -134,6 +137,16 @@ def label_sections(
         label_table(rows, task),
         f"<details><summary>The evidence card of each of the {len(rows)} heads</summary>\n"
         f"{cards}</details>",
+    ]
+
+
+def film_sections(dynamics: bytes, forming: str) -> list[str]:
+    """Return what the page says of the training, as a film of scores."""
+    return [
+        "<h2>How the heads formed</h2>",
+        f"<p>{text(forming)} A head sets in where its score, corrected for chance, is half of the "
+        "way up, and stays there.</p>",
+        figure(dynamics, "Score of every head over training, with a mark where it sets in"),
     ]
 
 

@@ -18,6 +18,7 @@ from lab.durable import atomic_dir, atomic_write, one_clear_error
 from lab.evaluation import Evaluation, evaluate
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
+from lab.naming import head_label
 from lab.runs import Run, update_derived
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
@@ -25,6 +26,7 @@ from lab.vocab import Vocab
 from probes import figures, plots
 from probes.ablation import ablation_sweep, mean_reference
 from probes.entropy import entropy_profile
+from probes.film import find_onsets
 from probes.first_screen import best_head, screen_data, sentence_about
 from probes.heads import score_heads
 from probes.intervals import FEW_SEQUENCES
@@ -60,6 +62,8 @@ class Findings:
     """Map of the clearest head; None where sequences are too long to draw."""
     maps: Mapping[tuple[int, int], Map]
     sentence: str
+    film: pd.DataFrame | None
+    """How the scores of the sentence's probe came about; None: unknown."""
 
 
 def write_report(
@@ -150,7 +154,34 @@ def measure(subject: Subject) -> Findings:
         attention=attention,
         maps=maps,
         sentence=sentence_about(heads, subject.facts["task"]),
+        film=film_about(best, subject.film),
     )
+
+
+def film_about(best: Mapping[str, Any] | None, film: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Return the part of a film that shows the probe of the head that stands out."""
+    if best is None or film is None:
+        return None
+    own = film[film["probe"] == best["probe"]]
+    return None if own.empty else own
+
+
+def when_heads_form(film: pd.DataFrame | None) -> str:
+    """Say in a sentence when the heads of a film form."""
+    if film is None:
+        return ""
+    onsets = find_onsets(film)
+    if onsets.empty:
+        return "No head sets in: none of these scores rises by a fifth of its range."
+    spans: dict[tuple[int, int], list[str]] = {}
+    for row in json_rows(onsets.sort_values(["step", "layer", "head"])):
+        span = row["step_before"], row["step"]
+        spans.setdefault(span, []).append(head_label(row["layer"], row["head"]))
+    parts = [
+        f"{', '.join(heads)} between steps {before:,} and {step:,}"
+        for (before, step), heads in spans.items()
+    ]
+    return f"Heads set in: {'; '.join(parts)}."
 
 
 def stamped(frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
@@ -218,6 +249,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         heads=found.heads,
         labels=found.labels,
         task=subject.facts["task"],
+        forming=when_heads_form(found.film),
         ablation=found.ablation,
         command=subject.command,
         provenance=provenance_texts(provenance),
@@ -243,6 +275,8 @@ def draw_figures(found: Findings, task: str | None) -> dict[str, Figure]:
         "entropy": figures.entropy_sheet(found.entropy),
         "ablation": figures.ablation_panels(found.ablation),
     }
+    if found.film is not None:
+        drawn["dynamics"] = figures.film_sheet(found.film)
     if set(STRIPES) <= set(found.heads["probe"]):
         drawn["stripes"] = figures.stripe_sheet(found.heads)
     if found.attention is not None:

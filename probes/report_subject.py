@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from lab.checkpoint import load_model
@@ -20,8 +21,11 @@ from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
+from probes.film import film_checkpoints
+from probes.film_writer import FILM
 from probes.inputs import can_repeat
 from probes.reads import as_batch, probe_input, vocab_of
+from probes.tables import DYNAMICS, read_table
 
 REFERENCE_SEQUENCES = 256
 """Sequences whose mean fills the gap of a head in mean ablations."""
@@ -52,6 +56,8 @@ class Subject:
     """Whether the sequences are plain tokens, of which no task says where answers come from."""
     special_ids: tuple[int, ...] | None = None
     """Ids that are no words; None: what score_heads takes by itself."""
+    film: pd.DataFrame | None = None
+    """How heads formed while it was trained, a dynamics table; None: nobody knows."""
 
 
 def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | None) -> Subject:
@@ -77,7 +83,15 @@ def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | 
         reference=task.sample(REFERENCE_SEQUENCES, seed=config.seed, split="reference"),
         vocab=task.vocab,
         labelled=seen,
+        film=film_of(run),
     )
+
+
+def film_of(run: Run) -> pd.DataFrame | None:
+    """Return the film of a run's training, or one of its checkpoints, if they are more than two."""
+    if FILM in run.files:
+        return read_table(run.file(FILM), DYNAMICS)
+    return film_checkpoints(run) if len(run.steps) > 2 else None
 
 
 def model_subject(

@@ -15,15 +15,24 @@ import torch
 from lab.config import ModelConfig, TrainConfig
 from lab.evaluation import evaluate
 from lab.model import HookedGPT
-from lab.runs import open_run
+from lab.runs import open_run, update_derived
 from lab.tasks.registry import get_task
 from lab.training import train
 from lab.vocab import Vocab
 from probes import page, plots, report
+from probes.film_writer import FILM
 from probes.first_screen import best_head, sentence_about
 from probes.report import write_report
-from probes.report_subject import repeated_tokens, start_id
-from probes.tables import METRICS, get_schema, json_rows, read_table
+from probes.report_subject import film_of, repeated_tokens, start_id
+from probes.tables import (
+    DYNAMICS,
+    METRICS,
+    get_schema,
+    json_rows,
+    make_table,
+    parquet_bytes,
+    read_table,
+)
 
 FIGURES = ("labels", "heads", "stripes", "spectrum", "entropy", "ablation")
 FILES = {
@@ -107,8 +116,9 @@ def found_page(trained):
 
 def test_run_vouches_for_every_file_of_its_report(trained):
     run = open_run(trained)
-    assert set(run.files) >= FILES
-    for name in FILES:
+    every = {*FILES, "figures/dynamics.png"}
+    assert set(run.files) >= every
+    for name in every:
         assert run.file(name).stat().st_size > 100
 
 
@@ -129,7 +139,7 @@ def test_page_loads_nothing_and_runs_nothing(trained, found_page):
     assert not set(found_page.tags) & {"script", "link", "iframe", "object", "embed", "base", "a"}
     assert not [name for _, name, _ in found_page.attributes if name.startswith("on")]
     sources = [value for tag, name, value in found_page.attributes if name in ("src", "href")]
-    assert len(sources) == 7
+    assert len(sources) == 8
     assert all(value.startswith("data:image/png;base64,") for value in sources)
     words = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", text)
     assert not re.search(r"https?:|//|@import|url\(", words)
@@ -171,6 +181,34 @@ def test_page_and_screen_say_what_each_head_is_and_why(trained, found_page, scre
     }
     cards = [t for t in found_page.tables if t[0][0].startswith("score as ")]
     assert len(cards) == len(labels) == 4
+
+
+def film(*scores: tuple[int, list[float]]) -> pd.DataFrame:
+    """Return a film of some heads of layer 0 at steps 0, 10, 20 ..."""
+    rows = [
+        {"step": 10 * i, "layer": 0, "head": head, "probe": "previous", "score": score,
+         "chance": 0.0, "kappa": score, "std_error": 0.01, "n_sequences": 4, "n_rows": 8,
+         "unit": "mean probability"}
+        for head, own in scores for i, score in enumerate(own)
+    ]  # fmt: skip
+    return make_table({name: [row[name] for row in rows] for name in DYNAMICS.names}, DYNAMICS, {})
+
+
+def test_a_film_is_told_in_a_sentence():
+    late = (3, [0.0, 0.0, 0.1, 0.9])
+    two = film((0, [0.0, 0.8, 0.9, 0.9]), (1, [0.1, 0.7, 0.9, 0.8]), late, (4, [0.1] * 4))
+    assert report.when_heads_form(two) == (
+        "Heads set in: L0H0, L0H1 between steps 0 and 10; L0H3 between steps 20 and 30."
+    )
+    assert report.when_heads_form(film((4, [0.1] * 4))).startswith("No head sets in")
+
+
+def test_a_film_that_was_taken_while_training_is_preferred(trained, tmp_path):
+    copy = tmp_path / "tiny"
+    shutil.copytree(trained, copy)
+    assert film_of(open_run(copy))["step"].unique().tolist() == [0, 2, 3]
+    update_derived(copy, {FILM: parquet_bytes(film((0, [0.2, 0.3])))})
+    assert film_of(open_run(copy))["step"].tolist() == [0, 10]
 
 
 def test_heads_of_a_class_come_first_the_clearest_on_top():
