@@ -109,8 +109,11 @@ def repeated_pair(
     prefix_id = start_id(tokenizer) if prefix == "bos" else prefix
     if prefix_id is not None:
         require_whole("prefix", prefix_id, 0, sizes.d_vocab - 1)
-    words = word_ids(sizes.d_vocab, tokenizer, prefix_id) if ids is None else list(ids)
-    check_ids(words, sizes.d_vocab, prefix_id)
+    if ids is None:
+        words = word_ids(sizes.d_vocab, tokenizer, prefix_id)
+    else:
+        words = list(ids)
+        check_ids(words, sizes.d_vocab, prefix_id)
     n_blocks, first = 2 if repeats else 3, int(prefix_id is not None)
     room = block_room(sizes, len(words), first, n_blocks)
     if block is None:
