@@ -55,6 +55,9 @@ COMMANDS = (
         "generate", "let a run answer your own symbols", "apps.commands.generate:run_generate"
     ),
     CommandEntry(
+        "card", "grade the labels of heads on heads that are known", "apps.commands.card:run_card"
+    ),
+    CommandEntry(
         "report",
         "write all tables, figures and one HTML page of a run",
         "apps.commands.report:run_report",

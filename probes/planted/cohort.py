@@ -6,6 +6,7 @@ pack of cards, so that any hundred seeds have about equally many of each.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ SHARP_GAINS = GAINS[4:]
 """Gains of heads that must have none, and of those in which something else is hard."""
 CERTAIN = 40.0
 """Gain of the heads that write what later layers read."""
-WORDS = (6, 7, 8, 9, 10, 12)
+WORDS = (6, 7, 8, 9, 10)
 """Lengths of the reversal task's words."""
 
 Draw = np.random.Generator
@@ -220,8 +221,13 @@ def dealt(
     """Yield heads from a place of an endless pack: every round has each card once."""
     for place in itertools.count(start):
         turn, card = divmod(place, len(deck))
-        order = np.random.default_rng(turn).permutation(len(deck))
-        yield deck[order[card]].deal(draw, word)
+        yield deck[order_of(turn, len(deck))[card]].deal(draw, word)
+
+
+@functools.cache
+def order_of(turn: int, n_cards: int) -> tuple[int, ...]:
+    """Return the order of the cards in a turn of the pack."""
+    return tuple(np.random.default_rng(turn).permutation(n_cards).tolist())
 
 
 def shuffled(heads: list[PlantedHead], draw: Draw) -> tuple[PlantedHead, ...]:

@@ -365,7 +365,11 @@ def test_heads_that_make_no_sense_are_refused(fields, match):
         PlantedHead(**fields)
 
 
-@pytest.mark.parametrize("seeds", [TUNING_SEEDS, CARD_SEEDS], ids=["tuning", "card"])
+@pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(TUNING_SEEDS, marks=pytest.mark.slow), CARD_SEEDS],
+    ids=["tuning", "card"],
+)
 def test_cohort_has_fifty_heads_of_everything(seeds):
     plans = [cohort_plan(seed, number) for seed in seeds for number in range(2)]
     heads = [(plan, head) for plan in plans for row in plan.layers for head in row]

@@ -1,0 +1,105 @@
+"""`headlab card`: how often the labels of heads are right, on heads that are known."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
+
+from apps.card_table import say_card
+from apps.commands.arguments import check_out, fill_in
+from apps.console import is_main_process, remark, say, say_facts
+
+if TYPE_CHECKING:
+    from probes.card import Card
+
+ABOUT = """
+Grade the labels of heads on models whose heads were built by hand: how many of
+each class are found, what the others are taken for, and how many heads of
+models with random weights are given a name. TransformerLens's detect_head and
+the bare means that courses teach are graded on the same heads.
+
+  headlab card
+  headlab card --out card
+
+  precision  share of the heads of that label that are of that class
+  recall     share of the heads of that class that have that label
+  F1         harmonic mean of the two
+  PR-AUC     the same without a cut: how well the number behind the label ranks
+
+The cuts of the labels were chosen on the models of seeds 0 to 99; the card is
+measured on those of seeds 100 to 199. It takes a minute or two.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardForm:
+    """What `headlab card` asks for."""
+
+    seeds: Annotated[
+        Literal["card", "tuning"],
+        arg(help="card: seeds 100 to 199. tuning: seeds 0 to 99, on which cuts may be chosen."),
+    ] = "card"
+    out: Annotated[
+        Path | None,
+        arg(
+            metavar="DIR",
+            help="Also write every table and a picture into this folder.",
+            help_behavior_hint="",
+        ),
+    ] = None
+
+
+def run_card(arguments: list[str]) -> int:
+    """Print the card, and write it where asked."""
+    form = fill_in(CardForm, arguments, command="card", about=ABOUT)
+    if form.out is not None:
+        check_out(form.out)
+    from probes.card import measure_card
+    from probes.planted.cohort import CARD_SEEDS, TUNING_SEEDS
+
+    seeds = CARD_SEEDS if form.seeds == "card" else TUNING_SEEDS
+    with progress() as show:
+        card = measure_card(seeds, progress=show)
+    say_card(card, seeds)
+    if form.out is not None:
+        say()
+        say_facts([("wrote", ", ".join(str(path) for path in write_card(card, form.out)))])
+    return 0
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows on stderr how many models are done."""
+    if not (is_main_process() and sys.stderr.isatty()):
+        remark("labelling known heads ...")
+        yield lambda done, of: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc="labelling known heads", unit="model", dynamic_ncols=True, leave=False) as bar:
+
+        def show(done: int, of: int) -> None:
+            bar.total = of
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def write_card(card: "Card", folder: Path) -> list[Path]:
+    """Write the tables (CSV, Parquet, JSON) and the confusion matrices (PNG); return the files."""
+    from lab.durable import atomic_write
+    from probes.plots import plot_confusion, png_bytes
+    from probes.table_files import write_tables
+
+    files = write_tables(folder, card.tables)
+    for labeler, frame in card.confusion.groupby("labeler", sort=False):
+        name = "confusion-" + "-".join(str(labeler).replace("0.4", "0_4").split()) + ".png"
+        ax = plot_confusion(frame)
+        ax.set_title(f"Known heads, as labelled by {labeler}", loc="left")
+        atomic_write(folder / name, png_bytes(ax.figure))
+        files.append(folder / name)
+    return files

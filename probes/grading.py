@@ -1,0 +1,289 @@
+"""How good labels are, given what the heads are: precision, recall, confusions. No model here.
+
+A table of graded heads has one row a head and labeler. Heads of gain below GRADED_FROM are left out
+of precision and recall, and shown by gain instead; heads that are built of two kinds are counted
+apart, because two answers are right.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+
+from probes.tables import HEAD, LAYER, Column, Schema, make_table
+
+CLASSES = (
+    "previous",
+    "current",
+    "first",
+    "duplicate",
+    "preceder",
+    "induction",
+    "reversal",
+    "uniform",
+    "none",
+)
+"""What a head can be, and what a label is graded on."""
+SCORED = CLASSES[:-1]
+"""Classes that a labeler has a number for."""
+NO_LABEL = ("none", "broad")
+"""Answers that say that a head has no class."""
+NOTHING_FOUND = ("none", "broad", "uniform")
+"""Answers that are no discovery, for heads of a model that has learned nothing."""
+GRADED_FROM = 6.0
+"""Gain from which on a head must be called by its name."""
+PARTS_WITHIN = 0.02
+"""How near the reported share of a part has to be."""
+APART = ("mixture", "lopsided")
+"""Variants that are built of two kinds."""
+
+LABELER = Column(name="labeler", kind="text", meaning="who gave the label")
+N_HEADS = Column(name="n_heads", kind="whole", meaning="heads that were counted")
+TRUTH = Column(name="truth", kind="text", meaning="what the head is")
+LABEL = Column(name="label", kind="text", meaning="what it was called")
+
+GRADED_HEADS = Schema(
+    name="graded_heads",
+    version=1,
+    columns=(
+        Column(name="seed", kind="whole", meaning="seed of the model; -1: random weights"),
+        Column(name="number", kind="whole", meaning="which model of the seed"),
+        LAYER,
+        HEAD,
+        TRUTH,
+        Column(name="variant", kind="text", meaning="what the head is an example of"),
+        Column(name="beta", kind="number", meaning="its gain"),
+        Column(name="silent", kind="flag", meaning="it writes nothing"),
+        Column(name="redundant_with", kind="text", meaning="heads of its layer that look alike"),
+        Column(name="parts", kind="text", meaning="what a mixed head is made of"),
+        Column(name="model", kind="text", meaning="norm, positions and key heads"),
+        LABELER,
+        LABEL,
+        Column(name="said_silent", kind="flag", meaning="the labeler flags it as silent"),
+        Column(name="said_redundant_with", kind="text", meaning="heads it flags as alike"),
+        Column(name="said_mixture", kind="text", meaning="the parts that it reports"),
+        *(
+            Column(name=name, kind="number", meaning=f"the labeler's number for {name}")
+            for name in SCORED
+        ),
+    ),
+)
+CLASS_GRADES = Schema(
+    name="class_grades",
+    version=1,
+    columns=(
+        LABELER,
+        Column(name="class", kind="text", meaning="class, or macro: the mean over classes"),
+        N_HEADS,
+        Column(name="precision", kind="number", meaning="heads so called that are so"),
+        Column(name="recall", kind="number", meaning="heads that are so and so called"),
+        Column(name="f1", kind="number", meaning="harmonic mean of the two"),
+        Column(name="pr_auc", kind="number", meaning="average precision of the number behind it"),
+    ),
+)
+CONFUSION = Schema(name="confusion", version=1, columns=(LABELER, TRUTH, LABEL, N_HEADS))
+GAIN_RECALL = Schema(
+    name="gain_recall",
+    version=1,
+    columns=(
+        LABELER,
+        TRUTH,
+        Column(name="beta", kind="number", meaning="gain of the heads"),
+        N_HEADS,
+        Column(name="recall", kind="number", meaning="share that is called by its name"),
+        Column(name="wrong", kind="number", meaning="share that is called by another name"),
+    ),
+)
+FLAGS = Schema(
+    name="flags",
+    version=1,
+    columns=(
+        Column(name="flag", kind="text", meaning="what is said beside, or instead of, a label"),
+        N_HEADS,
+        Column(name="precision", kind="number", meaning="heads said to be so that are so"),
+        Column(name="recall", kind="number", meaning="heads that are so and are said to be"),
+        Column(name="meaning", kind="text", meaning="what was counted"),
+    ),
+)
+FALSE_POSITIVES = Schema(
+    name="false_positives",
+    version=1,
+    columns=(
+        LABELER,
+        N_HEADS,
+        Column(name="n_labelled", kind="whole", meaning="called other than none, broad, uniform"),
+        Column(name="rate", kind="number", meaning="their share"),
+    ),
+)
+
+
+def named(label: str) -> str:
+    """Return a label as it is graded: broad says, as none does, that there is no class."""
+    return "none" if label in NO_LABEL else label
+
+
+def has_to_be_named(heads: pd.DataFrame) -> pd.Series:
+    """Return which rows precision and recall count."""
+    sharp = (heads["beta"] >= GRADED_FROM) | heads["truth"].isin(["none", "uniform"])
+    return sharp & ~heads["variant"].isin(APART)
+
+
+def class_grades(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return precision, recall, F1 and average precision of each labeler and class.
+
+    The last row of a labeler, macro, is the mean over the classes; a class that is never answered
+    has precision 0. pr_auc is NaN where the labeler has no number for the class.
+    """
+    rows = []
+    for labeler, of in heads[has_to_be_named(heads)].groupby("labeler", sort=False):
+        called = of["label"].map(named)
+        grades = [one_class(of, called, name) for name in CLASSES]
+        n_heads, *numbers = (np.array(column) for column in zip(*grades, strict=True))
+        pr_auc = numbers.pop()
+        means = [float(column.mean()) for column in numbers]
+        known = pr_auc[~np.isnan(pr_auc)]
+        macro = (int(n_heads.sum()), *means, float(known.mean()) if len(known) else np.nan)
+        rows += [
+            (labeler, name, *row)
+            for name, row in zip((*CLASSES, "macro"), [*grades, macro], strict=True)
+        ]
+    return tabled(rows, CLASS_GRADES)
+
+
+def one_class(
+    of: pd.DataFrame, called: pd.Series, name: str
+) -> tuple[int, float, float, float, float]:
+    """Return heads, precision, recall, F1 and average precision of one class."""
+    is_it, said = (of["truth"] == name).to_numpy(), (called == name).to_numpy()
+    right, answered, there = (is_it & said).sum(), said.sum(), is_it.sum()
+    precision = float(right / answered) if answered else 0.0
+    recall = float(right / there) if there else np.nan
+    both = precision + recall
+    f1 = 2 * precision * recall / both if both else 0.0
+    has_number = name in SCORED and bool(of[name].notna().any())
+    pr_auc = average_precision(is_it, of[name].to_numpy(dtype=float)) if has_number else np.nan
+    return int(there), precision, recall, float(f1), pr_auc
+
+
+def average_precision(is_it: Bool[np.ndarray, " head"], score: Float[np.ndarray, " head"]) -> float:
+    """Return the area under precision over recall, in steps: sum of precision x gain in recall.
+
+    Equal scores come in together; a head without a score comes last.
+
+    >>> average_precision(np.array([True, False, True]), np.array([0.9, 0.8, 0.7]))
+    0.8333333333333333
+    """
+    if not is_it.any():
+        return float("nan")
+    values = np.where(np.isnan(score), -np.inf, score)
+    order = np.argsort(-values, kind="stable")
+    hits, values = np.cumsum(is_it[order]), values[order]
+    ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
+    precision, recall = hits[ends] / (ends + 1), hits[ends] / is_it.sum()
+    return float((precision * np.diff(recall, prepend=0.0)).sum())
+
+
+def confusion(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return how often heads of each kind got each label; those without a class by variant."""
+    graded = heads[has_to_be_named(heads)]
+    truth = graded["truth"].where(graded["truth"] != "none", "none: " + graded["variant"])
+    apart = heads[heads["variant"].isin(APART)]
+    kinds = pd.concat([truth, apart["variant"]])
+    of = heads.loc[kinds.index].assign(truth=kinds)
+    counts = of.groupby(["labeler", "truth", "label"], sort=False).size()
+    order = {name: place for place, name in enumerate(CLASSES)}
+    rows = sorted(
+        ((*key, int(count)) for key, count in counts.items()),  # pyright: ignore[reportGeneralTypeIssues]
+        key=lambda row: (row[0], order.get(row[1], len(order)), row[1], -row[3]),
+    )
+    return tabled(rows, CONFUSION)
+
+
+def gain_recall(heads: pd.DataFrame, gains: Sequence[float]) -> pd.DataFrame:
+    """Return which share of the heads of each class and gain is called by its name."""
+    named_kinds = [name for name in CLASSES if name not in ("uniform", "none")]
+    plain = heads[heads["truth"].isin(named_kinds) & ~heads["variant"].isin(APART)]
+    plain = plain[plain["beta"].isin(list(gains))]
+    rows = []
+    for (labeler, truth, beta), of in plain.groupby(["labeler", "truth", "beta"], sort=False):
+        called = of["label"].map(named)
+        right = called == truth
+        wrong = ~right & (called != "none")
+        rows.append((labeler, truth, beta, len(of), float(right.mean()), float(wrong.mean())))
+    order = {name: place for place, name in enumerate(CLASSES)}
+    rows.sort(key=lambda row: (row[0], order[row[1]], row[2]))
+    return tabled(rows, GAIN_RECALL)
+
+
+def false_positives(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return how many heads of models with random weights each labeler names."""
+    rows = []
+    for labeler, of in heads.groupby("labeler", sort=False):
+        n_labelled = int((~of["label"].isin(NOTHING_FOUND)).sum())
+        rows.append((labeler, len(of), n_labelled, n_labelled / len(of)))
+    return tabled(rows, FALSE_POSITIVES)
+
+
+def flags(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return how well one labeler flags silent heads and twins, and takes mixtures apart."""
+    silent, twin = heads["silent"], heads["variant"] == "twin"
+    even, built = heads["variant"] == "mixture", heads["variant"].isin(APART)
+    found_twin = [
+        bool(set(own.split(",")) & set(said.split(",")) - {""})
+        for own, said in zip(heads["redundant_with"], heads["said_redundant_with"], strict=True)
+    ]
+    apart = [
+        close_parts(own, said)
+        for own, said in zip(heads["parts"], heads["said_mixture"], strict=True)
+    ]
+    rows = [
+        ("silent", silent, heads["said_silent"], "writes nothing"),
+        ("mixed", even, heads["label"] == "mixed", "two kinds of nearly equal share"),
+        ("redundant", twin, pd.Series(found_twin, heads.index), "one of its twins is named"),
+        ("parts", built, pd.Series(apart, heads.index), f"both shares within {PARTS_WITHIN}"),
+    ]
+    # The last two ask of known heads only, so that there is no wrong one to find.
+    return tabled(
+        [
+            (name, *one_flag(is_it, said, precise=place < 2), told)
+            for place, (name, is_it, said, told) in enumerate(rows)
+        ],
+        FLAGS,
+    )
+
+
+def one_flag(is_it: pd.Series, said: pd.Series, *, precise: bool) -> tuple[int, float, float]:
+    """Return how many heads are so, and precision (if asked for) and recall of what was said."""
+    right, answered, there = int((is_it & said).sum()), int(said.sum()), int(is_it.sum())
+    precision = right / answered if precise and answered else float("nan")
+    return there, precision, right / there if there else float("nan")
+
+
+def close_parts(own: str, said: str) -> bool:
+    """Tell whether all parts of a mixture are reported, each with about its share.
+
+    >>> close_parts("previous 0.52 + first 0.48", "first 0.49 + previous 0.51")
+    True
+    >>> close_parts("previous 0.52 + first 0.48", "previous 0.52")
+    False
+    """
+    told = shares_of(said)
+    return bool(own) and all(
+        abs(told.get(name, float("inf")) - share) <= PARTS_WITHIN + 1e-9
+        for name, share in shares_of(own).items()
+    )
+
+
+def shares_of(parts: str) -> dict[str, float]:
+    """Return the shares of a mixture by name."""
+    pairs = (part.rsplit(" ", 1) for part in parts.split(" + ") if part)
+    return {name: float(share) for name, share in pairs}
+
+
+def tabled(rows: Sequence[tuple], schema: Schema) -> pd.DataFrame:
+    """Return rows as a checked table of a schema."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema.names)
+    return make_table(
+        {name: list(column) for name, column in zip(schema.names, columns, strict=True)}, schema, {}
+    )
