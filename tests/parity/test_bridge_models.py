@@ -18,6 +18,7 @@ from probes.copying import copying_scores
 from probes.distances import head_distances
 from probes.entropy import entropy_profile
 from probes.heads import score_heads
+from probes.labels import label_study
 from probes.offsets import offset_spectrum
 from probes.peaks import head_peaks
 from probes.values import head_values
@@ -130,6 +131,18 @@ def test_sources_of_a_task(views: tuple[HookedGPT, TransformerBridge]) -> None:
     ours, theirs = views
     batch = get_task("reversal", length=8).sample(4, seed=1)
     assert_same(score_heads(theirs, batch), score_heads(ours, batch))
+
+
+def test_labels_and_what_is_behind_them(views: tuple[HookedGPT, TransformerBridge]) -> None:
+    """Words may round otherwise, and p-values jump where two flips tie."""
+    ours, theirs = views
+    batch = get_task("reversal", length=8).sample(8, seed=1)
+    got, wanted = (label_study(model, batch, sequences=12) for model in (theirs, ours))
+    assert got.labels["label"].tolist() == wanted.labels["label"].tolist()
+    loose = ["reason", "mixture", "tested", "p_value", "q_value", "p_max_t"]
+    assert_same(got.labels.drop(columns=loose), wanted.labels.drop(columns=loose))
+    loose = ["why_not", *loose[3:]]
+    assert_same(got.evidence.drop(columns=loose), wanted.evidence.drop(columns=loose))
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
