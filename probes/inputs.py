@@ -212,14 +212,16 @@ def start_id(tokenizer: Any | None) -> int:
 
 def word_ids(d_vocab: int, tokenizer: Any | None, prefix_id: int | None) -> list[int]:
     """Return the ids that are words: neither special, nor bytes or rare pieces."""
-    if tokenizer is None:
-        special = set(range(len(SPECIAL_SYMBOLS)))
-    else:
-        special = set(getattr(tokenizer, "all_special_ids", ()))
-    special.add(-1 if prefix_id is None else prefix_id)
+    own = range(len(SPECIAL_SYMBOLS)) if tokenizer is None else tokenizer_specials(tokenizer)
+    special = {*own, prefix_id}
     large = d_vocab >= LARGE_VOCABULARY
     low, high = (d_vocab // 50, d_vocab * 4 // 5) if large else (0, d_vocab)
     return [i for i in range(low, high) if i not in special]
+
+
+def tokenizer_specials(tokenizer: Any) -> Sequence[int]:
+    """Return the ids that a tokenizer calls special."""
+    return getattr(tokenizer, "all_special_ids", ())
 
 
 def check_ids(words: Sequence[int], d_vocab: int, prefix_id: int | None) -> None:

@@ -125,11 +125,12 @@ def label_study(
     on_pair = batch_or_tokens is None
     if pair is None and (on_pair or block is not None or can_repeat(model)):
         pair = repeated_pair(model, n_sequences=sequences, block=block, seed=seed)
-    if on_pair and pair is not None:
-        require(attention_mask is None, "attention_mask", "that of an input", "one without input")
-        x = probe_input(model, pair.tokens, pair.special_ids)
-    else:
+    if batch_or_tokens is not None:
         x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
+    else:
+        require(attention_mask is None, "attention_mask", "that of an input", "one without input")
+        assert pair is not None
+        x = probe_input(model, pair.tokens, pair.special_ids)
     control = None
     if isinstance(batch_or_tokens, Batch) and len(batch_or_tokens) > 1:
         control = content_control(batch_or_tokens)

@@ -16,7 +16,7 @@ from probes.label_rules import CONTENT, LABEL_NAMES
 from probes.labels import label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning import prune_heads
-from probes.tables import EVIDENCE, LABELS
+from probes.tables import EVIDENCE, LABELS, json_rows
 
 LAYERS = (
     (
@@ -294,7 +294,9 @@ def test_small_effect_is_significant_and_no_label():
     half = torch.arange(64)[:, None] % 3 > 0
     mixed = dataclasses.replace(pair, tokens=torch.where(half, pair.control, pair.tokens))
     study = label_study(model, pair=mixed)
-    own = study.evidence[study.evidence["layer"] == 1].set_index("probe").loc["induction"]
+    (own,) = (
+        row for row in json_rows(study.evidence) if (row["layer"], row["probe"]) == (1, "induction")
+    )
     assert own["effect"] == pytest.approx(0.02, abs=0.005)
     assert own["q_value"] < 0.01
     assert study.labels["tested"][1] == "induction"
