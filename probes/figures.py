@@ -36,6 +36,11 @@ def stripe_sheet(heads: pd.DataFrame) -> Figure:
     return figure_of(plots.plot_ladder(heads, probes=STRIPES))
 
 
+def ladder_sheet(evidence: pd.DataFrame) -> Figure:
+    """Draw how much heads look around the earlier copy of a token, beside the control."""
+    return figure_of(plots.plot_ladder(evidence))
+
+
 def spectrum_sheet(spectrum: pd.DataFrame) -> Figure:
     """Draw how much heads look at each distance."""
     return figure_of(plots.plot_spectrum(spectrum))

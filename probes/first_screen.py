@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.naming import article, head_label
 from probes.maps import Map
-from probes.registry import ProbeEntry, get_probe
+from probes.registry import ProbeEntry, get_probe, probe_names
 from probes.tables import json_rows, plain
 
 SCHEMA_VERSION = 2
@@ -35,8 +35,16 @@ def best_head(heads: pd.DataFrame) -> dict[str, Any] | None:
     return json_rows(rows.iloc[[int(rows["kappa"].to_numpy().argmax())]])[0]
 
 
-def sentence_about(heads: pd.DataFrame, task: str | None = None) -> str:
-    """Return one plain sentence about the head that stands out, that none does, or that is none."""
+def sentence_about(
+    heads: pd.DataFrame, task: str | None = None, labels: pd.DataFrame | None = None
+) -> str:
+    """Return one plain sentence about the head that stands out, that none does, or that is none.
+
+    Args:
+        heads: The table of score_heads.
+        task: The task that the model was trained on, if any.
+        labels: The table of label_heads: what the head is called. None: it bears the probe's name.
+    """
     if heads.empty:
         return "Every head of this model was pruned: there is none to look at."
     best = best_head(heads)
@@ -52,8 +60,10 @@ def sentence_about(heads: pd.DataFrame, task: str | None = None) -> str:
     same = heads[(heads["probe"] == probe.name) & (heads["score"] >= STANDS_OUT)]
     others = len(same) - 1
     more = f"; so {'does' if others == 1 else 'do'} {others} more" if others else ""
+    kind = kind_of(probe, task) if labels is None else labelled_kind(labels, best, task)
+    looks = f"looks like {article(kind)}" if kind else "stands out"
     return (
-        f"{label} looks like {article(kind_of(probe, task))} ({best['score']:.2f}): "
+        f"{label} {looks} ({best['score']:.2f}): "
         f"where it counts, it puts {best['score']:.0%} of its attention on {probe.target} "
         f"(chance {best['chance']:.0%}){more}."
     )
@@ -62,6 +72,16 @@ def sentence_about(heads: pd.DataFrame, task: str | None = None) -> str:
 def kind_of(probe: ProbeEntry, task: str | None) -> str:
     """Return what a head with a high score is called; the task's own heads bear its name."""
     return f"{task} head" if probe.name == "sources" and task else probe.head_kind
+
+
+def labelled_kind(labels: pd.DataFrame, best: Mapping[str, Any], task: str | None) -> str | None:
+    """Return what a head is called by its label; None where it is in no class."""
+    own = labels[(labels["layer"] == best["layer"]) & (labels["head"] == best["head"])]
+    label = str(own["label"].iloc[0])
+    if label not in probe_names():
+        return None
+    # An induction task can be solved by heads that are no induction heads.
+    return kind_of(get_probe(label), None if task == "induction" else task)
 
 
 def screen_data(

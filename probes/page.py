@@ -86,7 +86,8 @@ def report_page(
         sentence: What was found, in one sentence.
         facts: A few numbers for the top, by name.
         figures: PNG files by name: labels, heads, spectrum, entropy, ablation, and, where there is
-            something to show, dynamics, stripes and attention; none of a model without heads.
+            something to show, dynamics, stripes, ladder and attention; none of a model without
+            heads.
         heads: The table of score_heads.
         labels: The table of label_heads.
         task: The task that the model was trained on, if any.
@@ -195,6 +196,14 @@ def head_sections(
             "mechanism than one that looks back at it from the token already written: only the "
             "first bar counts.</p>",
             figure(figures["stripes"], "Mass on the answer's source, on time and late, by head"),
+        ]
+    if "ladder" in figures:
+        parts += [
+            "<h2>Around the earlier copy</h2>",
+            "<p>On random blocks said twice: the attention on the token before the earlier copy, "
+            "on the copy itself (duplicate-token heads), and on the token after it (induction "
+            "heads). Diamonds are the same cells where the first block is another one.</p>",
+            figure(figures["ladder"], "Mass before, on and after the earlier copy, by head"),
         ]
     if "spectrum" in figures:
         parts += [

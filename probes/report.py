@@ -30,11 +30,11 @@ from probes.film import find_onsets
 from probes.first_screen import best_head, screen_data, sentence_about
 from probes.heads import score_heads
 from probes.intervals import FEW_SEQUENCES
-from probes.labels import label_heads
+from probes.labels import label_study
 from probes.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
 from probes.offsets import offset_spectrum
 from probes.page import report_page
-from probes.plots.bars import STRIPES
+from probes.plots.bars import LADDER, STRIPES
 from probes.report_subject import Subject, model_subject, run_subject
 from probes.tables import csv_text, json_rows, json_text, parquet_bytes
 
@@ -55,6 +55,7 @@ class Findings:
     accuracy: Evaluation
     heads: pd.DataFrame
     labels: pd.DataFrame
+    evidence: pd.DataFrame
     entropy: pd.DataFrame
     spectrum: pd.DataFrame
     ablation: pd.DataFrame
@@ -123,6 +124,7 @@ def measure(subject: Subject) -> Findings:
     probed = batch.tokens if subject.plain else batch
     ids = subject.special_ids
     heads = stamped(score_heads(model, probed, special_ids=ids), subject)
+    study = label_study(model, subject.labelled, special_ids=ids)
     name = f"{subject.facts['task'] or 'given'}/reference/{len(subject.reference)}"
     reference = mean_reference(model, subject.reference, name=name)
     config = model.config
@@ -147,13 +149,14 @@ def measure(subject: Subject) -> Findings:
     return Findings(
         accuracy=evaluate(model, subject.accuracy_batch),
         heads=heads,
-        labels=stamped(label_heads(model, subject.labelled, special_ids=ids), subject),
+        labels=stamped(study.labels, subject),
+        evidence=stamped(study.evidence, subject),
         entropy=stamped(entropy_profile(model, batch), subject),
         spectrum=stamped(offset_spectrum(model, probed, special_ids=ids), subject),
         ablation=stamped(ablation, subject),
         attention=attention,
         maps=maps,
-        sentence=sentence_about(heads, subject.facts["task"]),
+        sentence=sentence_about(heads, subject.facts["task"], study.labels),
         film=film_about(best, subject.film),
     )
 
@@ -203,6 +206,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         "heads.parquet": parquet_bytes(found.heads),
         "labels.csv": csv_text(found.labels).encode(),
         "labels.parquet": parquet_bytes(found.labels),
+        "evidence.parquet": parquet_bytes(found.evidence),
         "spectrum.parquet": parquet_bytes(found.spectrum),
         "entropy.parquet": parquet_bytes(found.entropy),
         "ablation.csv": csv_text(found.ablation).encode(),
@@ -277,6 +281,8 @@ def draw_figures(found: Findings, task: str | None) -> dict[str, Figure]:
     }
     if found.film is not None:
         drawn["dynamics"] = figures.film_sheet(found.film)
+    if set(LADDER) <= set(found.evidence["probe"]):
+        drawn["ladder"] = figures.ladder_sheet(found.evidence)
     if set(STRIPES) <= set(found.heads["probe"]):
         drawn["stripes"] = figures.stripe_sheet(found.heads)
     if found.attention is not None:

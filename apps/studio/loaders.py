@@ -112,10 +112,10 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     task, config = task_of(run), run.config
     batch = task.sample(PROBED_SEQUENCES, seed=config.seed, split="test")
     one = batch.tokens[:1, :LONGEST]
-    heads = score_heads(model, batch)
+    heads, labels = score_heads(model, batch), label_heads(model, batch)
     return screen_data(
         heads,
-        label_heads(model, batch),
+        labels,
         sequence_maps(model, one),
         tokens=task.vocab.decode(one[0].tolist()),
         ids=one[0].tolist(),
@@ -128,7 +128,7 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
             "n_heads": config.model.n_heads,
         },
         accuracy=numbers(intact(_view)),
-        sentence=sentence_about(heads, config.task),
+        sentence=sentence_about(heads, config.task, labels),
     )
 
 

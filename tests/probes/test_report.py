@@ -36,8 +36,8 @@ from probes.tables import (
 
 FIGURES = ("labels", "heads", "stripes", "spectrum", "entropy", "ablation")
 FILES = {
-    *("heads.csv", "heads.parquet", "labels.csv", "labels.parquet", "spectrum.parquet"),
-    *("entropy.parquet", "ablation.csv", "ablation.parquet"),
+    *("heads.csv", "heads.parquet", "labels.csv", "labels.parquet", "evidence.parquet"),
+    *("spectrum.parquet", "entropy.parquet", "ablation.csv", "ablation.parquet"),
     *("report.json", "report.html", "first_screen.json"),
     *(f"figures/{name}.png" for name in ("attention", *FIGURES)),
 }
@@ -124,7 +124,7 @@ def test_run_vouches_for_every_file_of_its_report(trained):
 
 def test_tables_bear_the_run_they_come_from(trained):
     run = open_run(trained)
-    for name in ("heads", "labels", "entropy", "spectrum", "ablation"):
+    for name in ("heads", "labels", "evidence", "entropy", "spectrum", "ablation"):
         attrs = read_table(run.file(f"{name}.parquet"), get_schema(name)).attrs
         assert attrs["run"] == "tiny"
         assert attrs["checkpoint_sha256"] == run.files["model.safetensors"].sha256
@@ -417,6 +417,19 @@ def test_sentence_names_the_clearest_head():
     assert sentence_about(rows((0, 0, "first", *[float("nan")] * 3))).startswith("No head was")
     induction = rows((1, 1, "sources", 0.8, 0.1, 0.77))
     assert "an induction head" in sentence_about(induction, "induction")
+
+
+def test_sentence_calls_a_head_by_its_label():
+    frame = rows((1, 0, "sources", 0.8, 0.1, 0.77), (1, 1, "sources", 0.1, 0.1, 0.0))
+    for label, task, words in (
+        ("sources", "reversal", "looks like a reversal head (0.80): where"),
+        ("sources", "copy", "looks like a copy head (0.80): where"),
+        ("sources", "induction", "looks like a source head (0.80): where"),
+        ("induction", None, "looks like an induction head (0.80): where"),
+        ("mixed", "reversal", "stands out (0.80): where it counts, it puts 80%"),
+    ):
+        labels = pd.DataFrame({"layer": [1, 1], "head": [1, 0], "label": ["uniform", label]})
+        assert sentence_about(frame, task, labels).startswith(f"L1H0 {words}")
 
 
 def test_escaping_holds_inside_attributes():
