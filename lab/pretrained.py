@@ -14,11 +14,12 @@ from lab.durable import file_sha256
 from lab.families.family import read_state, with_own_head
 from lab.families.foreign import Foreign, live_model, model_folder, sharper
 from lab.families.gguf_file import gguf_model, open_gguf
-from lab.families.token_text import adds_bos, gguf_tokenizer, read_tokenizer
+from lab.families.token_text import adds_bos, check_tokenizer, gguf_tokenizer, read_tokenizer
 from lab.families.weight_cache import assembled, cached_model
 from lab.model import HookedGPT
 from lab.naming import quoted, unknown_name
 from lab.packaged import KNOWN, packaged_file
+from lab.runtime import pick_device
 from lab.weights import refuse_pickle
 
 OFFER = (
@@ -40,18 +41,22 @@ def from_pretrained(
         source: A known name ("smollm2-135m-instruct"), a folder that save_pretrained wrote, a GGUF
             file, or a live transformers model, which is copied.
         tokenizer: A fast tokenizer of transformers; None: the source's own, if it has one.
-        device: Where the model goes.
+        device: Where the model goes; "auto": the GPU, if there is one.
         dtype: Of the weights, or its name; None: the source's, and float32 for half precision.
 
     Raises:
-        ValueError: The name is unknown, the file is damaged or a pickle, or the model computes
-            something that a HookedGPT does not.
+        ValueError: The name or the device is unknown, the tokenizer is none, the file is damaged or
+            a pickle, or the model computes something that a HookedGPT does not.
     """
     dtype = sharper(dtype)
     if not isinstance(source, str | Path | nn.Module):
         raise ValueError(
             f"model must be a name, a path or a model of transformers, got {quoted(source)}"
         )
+    if isinstance(device, str):
+        device = pick_device(device)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     model = from_memory(source) if isinstance(source, nn.Module) else from_disk(source)
     if tokenizer is not None:
         model.tokenizer = tokenizer

@@ -75,6 +75,18 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
         raise OSError(errno.EIO, str(error)) from error
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ValueError unless a tokenizer is one of transformers."""
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            "tokenizer must be one of transformers, which knows its BOS token, got "
+            f"{quoted(type(tokenizer).__name__)}; wrap a tokenizer of the library tokenizers in "
+            "transformers.PreTrainedTokenizerFast(tokenizer_object=...)"
+        )
+
+
 def adds_bos(tokenizer: Any) -> bool:
     """Tell whether a tokenizer puts a beginning-of-sequence token before a text by itself."""
     start = tokenizer("a", add_special_tokens=True)["input_ids"][:1]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lab.model import HookedGPT
 from lab.packaged import Packaged
 from lab.pretrained import from_pretrained
+from lab.vocab import letter_vocab
 
 SHAPE = {
     "num_hidden_layers": 2,
@@ -216,6 +217,15 @@ def test_gate_biases_have_no_place():
             if name.endswith(("gate_proj.bias", "up_proj.bias")):
                 parameter.zero_()
     same_logits(from_pretrained(hf), hf)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_devices_and_tokenizers_of_no_kind_are_refused():
+    with pytest.raises(ValueError, match="unknown device 'gpu'"):
+        from_pretrained(llama(), device="gpu")
+    with pytest.raises(ValueError, match=r"tokenizer must be one of transformers, .* got 'Vocab'"):
+        from_pretrained(llama(), tokenizer=letter_vocab(3))
+    assert from_pretrained(llama(), device="auto").config.n_layers == 2
 
 
 def test_heads_of_other_kinds_are_refused():
