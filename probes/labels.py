@@ -94,7 +94,8 @@ def label_heads(
         cuts: Where lines are drawn.
 
     Raises:
-        ValueError: As `score_heads`; or there is no input and no room for repeated blocks.
+        ValueError: As `score_heads`; or there is no input and no room for repeated blocks, or
+            some attention is NaN.
     """
     return label_study(
         model,
@@ -135,6 +136,7 @@ def label_study(
     if isinstance(batch_or_tokens, Batch) and len(batch_or_tokens) > 1:
         control = content_control(batch_or_tokens)
     evidence = gather_evidence(model, x, pair, on_pair=on_pair, source_control=control)
+    require_numbers(evidence)
     tests = content_tests(evidence, seed)
     summaries = summarised(evidence, tests, seed)
     decisions = [
@@ -168,6 +170,22 @@ def label_study(
 def table(rows: list[dict[str, Any]], schema: Any, attrs: Mapping[str, Any]) -> pd.DataFrame:
     """Return rows as a table of a schema."""
     return make_table({name: [row[name] for row in rows] for name in schema.names}, schema, attrs)
+
+
+def require_numbers(evidence: Evidence) -> None:
+    """Refuse attention that is no number: every row that is scored has keys to look at.
+
+    Raises:
+        ValueError: Some head's attention is NaN.
+    """
+    missing = np.any([np.isnan(own.mass).any(axis=0) for own in evidence.classes.values()], axis=0)
+    heads = [head_label(*evidence.heads[i]) for i in np.flatnonzero(missing)]
+    if heads:
+        more = f" and {len(heads) - 1} more" if len(heads) > 1 else ""
+        raise ValueError(
+            f"attention must be numbers, got NaN in {heads[0]}{more}; the model's weights hold NaN "
+            "or infinity"
+        )
 
 
 def content_tests(evidence: Evidence, seed: int) -> FlipTest:

@@ -323,6 +323,7 @@ def test_luck_of_random_models_is_rarely_a_discovery():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_luck_of_200_random_models_is_rarely_a_discovery():
     assert null_discoveries(200, **SMALL) <= 18
 
@@ -365,6 +366,25 @@ def test_model_without_room_for_blocks_has_no_labels_of_content():
     assert labels.attrs["repeated_blocks"] is None
     with pytest.raises(ValueError, match=r"block must be at least 4 tokens, but n_ctx = 6"):
         label_heads(model)
+
+
+def test_weights_that_are_no_numbers_are_told(batch):
+    model = plant(LAYERS).model
+    with torch.no_grad():
+        model.blocks[1].attn.W_Q[5] = math.nan
+    with pytest.raises(ValueError, match="attention must be numbers, got NaN in L1H5; the model's"):
+        label_heads(model, batch, sequences=8)
+
+
+def test_model_that_sees_both_ways_and_one_without_heads(plain, batch):
+    config = ModelConfig(**SMALL, seed=0, attention_dir="bidirectional", initializer_range=0.02)
+    labels = label_heads(HookedGPT(config), sequences=12)
+    assert set(labels["label"]) == {"uniform"}
+    np.testing.assert_allclose(labels["chance"], 1 / 21)
+    everything = [(layer, head) for layer in (0, 1) for head in range(8)]
+    empty = label_heads(prune_heads(plain.model, everything), batch, sequences=12)
+    assert empty.empty
+    assert empty.columns.tolist() == LABELS.names
 
 
 def test_same_seed_same_table_and_every_label_is_known(planted, batch, study):
