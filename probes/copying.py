@@ -43,6 +43,8 @@ N_TOP = 5
 """A token is copied if it is among so many most likely ones."""
 MOST_TOP_IDS = 50
 """Ids of the sample that are followed to the logits: each costs an unembedding for every head."""
+FEW_IDS = 4_096
+"""Ids that a token's logit is compared with first."""
 LOGITS_AT_ONCE = 2**24
 """Logits that are held at once: 64 MB in float32."""
 IDS_AT_ONCE = 8_192
@@ -250,22 +252,50 @@ def first_places(ids: Int[Tensor, " place"]) -> Int[Tensor, " id"]:
 def top_shares(model: ReadableModel, layer: int, sample: Sample) -> PerHead:
     """Return the share of a sample's tokens that each head of a layer, alone, makes likeliest.
 
-    A token counts if at most N_TOP logits, its own among them, are as large as its own: where a
-    head writes nothing all are equal, and none counts.
+    A token counts if fewer than N_TOP other logits are as large as its own: where a head writes
+    nothing all are equal, and none counts.
     """
     W_V, b_V = value_weights(model, layer)
     state = sample.embedded if layer == 0 else sample.extended
     read = part_of(block_of(model, layer), "ln1")(state)[0].to(W_V.dtype)
     v = einsum(read, W_V, "token m, head m value -> head token value") + b_V.unsqueeze(1)
     written = (v @ output_weights(model, layer)).flatten(0, 1)
+    stream = part_of(model, "ln_final")(written.unsqueeze(0))[0]
     wanted = sample.ids.repeat(len(W_V))
-    norm, unembed = part_of(model, "ln_final"), part_of(model, "unembed")
-    n_ids = weight_of(unembed, "W_U").shape[1]
-    copied = []
-    for start in range(0, len(written), max(1, LOGITS_AT_ONCE // n_ids)):
-        some = slice(start, start + max(1, LOGITS_AT_ONCE // n_ids))
-        logits = unembed(norm(written[some].unsqueeze(0)))[0]
-        own = logits.gather(1, wanted[some].unsqueeze(1))
-        copied.append((logits >= own).sum(dim=1) <= N_TOP)
-    shares = torch.cat(copied) if copied else wanted.bool()
-    return shares.unflatten(0, (len(W_V), -1)).double().mean(dim=1).cpu().numpy()
+    unembed = part_of(model, "unembed")
+    W_U, b_U = weight_of(unembed, "W_U"), getattr(unembed, "b_U", None)
+    b_U = W_U.new_zeros(W_U.shape[1]) if b_U is None else b_U.detach()
+    # Most tokens are beaten by five of a few ids already, and need not meet the others.
+    few = beaten_by(stream, wanted, W_U, b_U, step=-(-W_U.shape[1] // FEW_IDS)) < N_TOP
+    copied = few.clone()
+    copied[few] = beaten_by(stream[few], wanted[few], W_U, b_U) < N_TOP
+    return copied.unflatten(0, (len(W_V), -1)).double().mean(dim=1).cpu().numpy()
+
+
+def beaten_by(
+    stream: Float[Tensor, "row d_model"],
+    ids: Int[Tensor, " row"],
+    W_U: Float[Tensor, "d_model d_vocab"],
+    b_U: Float[Tensor, " d_vocab"],
+    step: int = 1,
+) -> Int[Tensor, " row"]:
+    """Return how many other logits of each row are as large as that of its id.
+
+    Args:
+        stream: What is unembedded.
+        ids: An id for each row.
+        W_U: The unembedding.
+        b_U: Its bias.
+        step: Only every so many ids are compared with.
+    """
+    own = (stream * W_U[:, ids].T).sum(dim=1, keepdim=True) + b_U[ids].unsqueeze(1)
+    W_U, b_U = W_U[:, ::step], b_U[::step]
+    among = ids % step == 0
+    counts = []
+    for some in torch.arange(len(ids), device=ids.device).split(
+        max(1, LOGITS_AT_ONCE // W_U.shape[1])
+    ):
+        larger = stream[some] @ W_U + b_U >= own[some]
+        itself = larger.gather(1, (ids[some] // step).clamp(max=W_U.shape[1] - 1).unsqueeze(1))
+        counts.append(larger.sum(dim=1) - (itself.squeeze(1) & among[some]).long())
+    return torch.cat(counts) if counts else ids.clone()
