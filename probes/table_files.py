@@ -12,7 +12,7 @@ MOST_JSON_ROWS = 100_000
 """A table of more rows has no JSON file: nobody reads one, and it would be ten times as large."""
 
 
-def table_files(tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
+def files_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
     """Return the files of some tables by name: NAME.csv, NAME.parquet and NAME.json.
 
     Parquet and JSON say what the table was measured on; JSON is {"provenance": ..., "rows": [...]},
@@ -34,7 +34,7 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[Path]
     Raises:
         OSError: The place cannot be written or is full.
     """
-    files = table_files(tables)
+    files = files_of(tables)
     with one_clear_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():

@@ -1,35 +1,62 @@
-"""`headlab probe`: what each head of a run attends to."""
+"""`headlab probe`: what each head of a model does, and how sure that is."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from apps.commands.arguments import (
     CheckpointStep,
     Device,
-    RunName,
-    SequenceCount,
     check_out,
     fill_in,
+    gives,
     listed,
     require_named,
 )
 from apps.console import grouped, say, say_facts
+from apps.film_table import say_film
 from apps.head_table import say_head_table
-from apps.opened_run import SEQUENCES, open_for_measuring
-from lab.durable import atomic_write, one_clear_error
+from apps.label_table import rows_scored, say_card, say_labels
+from apps.opened_run import parse_heads
+from apps.probe_subject import (
+    PAIRS,
+    SEQUENCES,
+    Input,
+    Subject,
+    choose_input,
+    is_run,
+    open_subject,
+)
+from lab.config import require_whole
+from lab.naming import quoted
+from lab.packaged import KNOWN
+from lab.runs import open_run
 from probes.registry import PROBES, choose_probes
 
-ABOUT = f"""Score every head of a run on every probe, and print one row a head.
+if TYPE_CHECKING:
+    import pandas as pd
+
+ABOUT = f"""Say what each head of a model does, and how sure that is.
 
   headlab probe reversal
-  headlab probe reversal --probes sources previous --checkpoint 100 --out scores
+  headlab probe reversal --card L0H1
+  headlab probe reversal --all-checkpoints
+  headlab probe {next(iter(KNOWN))} --out smollm2
+  headlab probe folder/of/a/model --text prompts.txt
 
-A score is the attention that a head puts on the probe's cells, the mean over
-the rows that the probe looks at: 0 is none of it, 1 is all of it. The last
-line, chance, is what a head that spreads evenly would score.
+WHAT is a run, a model that others trained ({", ".join(KNOWN)}),
+a folder that save_pretrained or headlab wrote, or a GGUF file.
+
+A run is read on unseen sequences of its task, any other model on random tokens
+said twice, beside a control in which nothing is said twice; or give your own
+sequences. A label is given where the score stands clear of chance, of its
+control and of the next best explanation; the card of a head has all numbers.
+
+With --probes, the plain scores instead: the attention that a head puts on the
+probe's cells, the mean over the rows that the probe looks at. The last line,
+chance, is what a head that spreads evenly would score.
 
 probes:
 {listed([(entry.name, entry.summary) for entry in PROBES])}
@@ -40,18 +67,64 @@ probes:
 class ProbeForm:
     """What `headlab probe` asks for."""
 
-    run: RunName
+    what: Annotated[Positional[str], arg(metavar="WHAT", help="What to look at, see above.")]
+    card: Annotated[
+        str | None,
+        arg(metavar="HEAD", help="Show all that is known of one head.", help_behavior_hint=""),
+    ] = None
+    all_heads: bool = False
+    """Show every head of a large model, not only the top of each class."""
     probes: Annotated[
         tuple[str, ...],
-        arg(metavar="PROBE", help="Probes to run, see above.", help_behavior_hint="(default: all)"),
+        arg(
+            metavar="PROBE",
+            help="Show the scores of these probes instead of labels.",
+            help_behavior_hint="",
+        ),
     ] = ()
+    text: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="Read the model on these prompts, one a line; of a run, the symbols of its task.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    jsonl: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help='The same from JSON lines: a text, a list of ids, or {"text": ...}, {"ids": ...}.',
+            help_behavior_hint="",
+        ),
+    ] = None
+    ids: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="The same from lines of token ids, with spaces or commas between.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    repeated: bool = False
+    """Read a run on random tokens said twice, as models that are no run are."""
     checkpoint: CheckpointStep = None
-    sequences: SequenceCount = SEQUENCES
+    all_checkpoints: bool = False
+    """Show the scores at every checkpoint of a run, and where heads set in."""
+    sequences: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Sequences to read the model on.",
+            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, {PAIRS} repeated ones)",
+        ),
+    ] = None
+    seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
     out: Annotated[
         Path | None,
         arg(
             metavar="DIR",
-            help="Also write heads.csv and heads.parquet, with intervals, into this folder.",
+            help="Also write every table into this folder, as CSV, Parquet and JSON.",
             help_behavior_hint="",
         ),
     ] = None
@@ -59,41 +132,147 @@ class ProbeForm:
 
 
 def run_probe(arguments: list[str]) -> int:
-    """Print the head table of a run, and write it where asked."""
+    """Print the labels of a model's heads, one head's card, scores or a film of them."""
     form = fill_in(ProbeForm, arguments, command="probe", about=ABOUT)
     require_named(arguments, "--probes", form.probes, PROBES[0].name)
-    names = form.probes or None
-    choose_probes(names, has_sources=True)
+    choose_probes(form.probes or None, has_sources=True)
+    card = None if form.card is None else parse_heads((form.card,))[0]
+    if form.sequences is not None:
+        require_whole("--sequences", form.sequences, 1)
+    require_whole("--seed", form.seed, 0)
     if form.out is not None:
         check_out(form.out)
-    opened = open_for_measuring(
-        form.run, checkpoint=form.checkpoint, sequences=form.sequences, device=form.device
+    if form.all_checkpoints:
+        refuse_beside(arguments, "--all-checkpoints")
+        return film(form)
+    subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
+    if not subject.n_heads:
+        say(f"{subject.title}; every head was pruned, so there is none to look at")
+        return 0
+    if card is not None:
+        require_head(subject, card)
+    files = {"text": form.text, "jsonl": form.jsonl, "ids": form.ids}
+    chosen = choose_input(
+        subject,
+        given={kind: path for kind, path in files.items() if path is not None},
+        sequences=form.sequences,
+        repeated=form.repeated,
     )
-    from probes.heads import score_heads
-    from probes.tables import csv_text, json_rows, parquet_bytes
-
-    batch = opened.unseen(form.sequences)
-    frame = score_heads(opened.model, batch, names)
-    frame.attrs |= {
-        "run": opened.run.name,
-        "checkpoint_sha256": opened.sha256,
-        "step": opened.step,
-        "seed": opened.run.config.seed,
-    }
-    if opened.without_heads is not None:
-        say(opened.without_heads)
+    if form.probes:
+        tables = {"heads": say_scores(form, subject, chosen)}
     else:
-        say(
-            f"{opened.title}; mean attention on each probe's cells, {grouped(len(batch))} sequences"
-        )
-        say()
-        say_head_table(json_rows(frame))
+        tables = say_what_heads_do(form, subject, chosen, card)
     if form.out is not None:
-        files = {"heads.csv": csv_text(frame).encode(), "heads.parquet": parquet_bytes(frame)}
-        with one_clear_error(form.out):
-            form.out.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            atomic_write(form.out / name, data)
-        say()
-        say_facts([("wrote", ", ".join(str(form.out / name) for name in files))])
+        for frame in tables.values():
+            frame.attrs |= {**subject.facts, "input": chosen.description}
+        write_and_say(form.out, tables)
     return 0
+
+
+def refuse_beside(arguments: list[str], flag: str) -> None:
+    """Raise ValueError if a film is asked for together with what looks at one model."""
+    for other in ("--checkpoint", "--card", "--text", "--jsonl", "--ids", "--repeated"):
+        if gives(arguments, other):
+            raise ValueError(f"{other} must be left out with {flag}; give one of the two")
+
+
+def require_head(subject: Subject, head: tuple[int, int]) -> None:
+    """Raise ValueError if the model has no such head."""
+    from lab.gates import HeadGates
+
+    HeadGates.ablate([head], like=subject.model)  # says which heads there are
+
+
+def say_scores(form: ProbeForm, subject: Subject, chosen: Input) -> "pd.DataFrame":
+    """Print the scores of some probes, a row a head, and return their table."""
+    from probes.model_tables import score_table
+    from probes.tables import json_rows
+
+    frame = score_table(subject.model, chosen.sequences, form.probes, **asked(form, chosen))
+    say(f"{subject.title}; mean attention on each probe's cells, {grouped(chosen.n)} sequences")
+    say()
+    say_head_table(json_rows(frame))
+    return frame
+
+
+def say_what_heads_do(
+    form: ProbeForm, subject: Subject, chosen: Input, card: tuple[int, int] | None
+) -> "dict[str, pd.DataFrame]":
+    """Print the labels of all heads or the card of one, and return the tables to write."""
+    from probes.model_tables import label_tables, more_tables
+    from probes.tables import json_rows
+
+    tables = label_tables(subject.model, chosen.sequences, **asked(form, chosen))
+    rows = json_rows(tables["labels"])
+    say(subject.title)
+    say()
+    pairs = tables["labels"].attrs["repeated_blocks"]
+    say_facts([*inputs_of(chosen, pairs), *rows_scored(rows, chosen.task)])
+    if card is None:
+        say_labels(rows, everything=form.all_heads, task=chosen.task)
+    else:
+        say()
+        one, evidence = (
+            [row for row in some if (row["layer"], row["head"]) == card]
+            for some in (rows, json_rows(tables["evidence"]))
+        )
+        say_card(one[0], evidence, chosen.task)
+    if form.out is not None:
+        tables |= more_tables(subject.model, chosen.sequences, **asked(form, chosen))
+    return tables
+
+
+def asked(form: ProbeForm, chosen: Input) -> dict[str, Any]:
+    """Return what the measurements are told beside the model and its sequences."""
+    return {
+        "attention_mask": chosen.attention_mask,
+        "n_sequences": chosen.n if chosen.sequences is None else PAIRS,
+        "seed": form.seed,
+    }
+
+
+def inputs_of(chosen: Input, pairs: str | None) -> list[tuple[str, str]]:
+    """Return what the model was read on, its prefix included."""
+    facts = [] if chosen.sequences is None else [("input", chosen.description)]
+    if pairs is not None:
+        facts.append(("repeats" if facts else "input", pairs))
+    return facts
+
+
+def film(form: ProbeForm) -> int:
+    """Print the scores at every checkpoint of a run, and where heads set in."""
+    if not is_run(form.what):
+        raise ValueError(f"--all-checkpoints must be asked of a run, got {quoted(form.what)}")
+    run = open_run(form.what)
+    from lab.runtime import pick_device
+    from probes.film import FILM_SEQUENCES, film_checkpoints, find_onsets, onset_rows
+    from probes.tables import json_rows
+
+    n = FILM_SEQUENCES if form.sequences is None else form.sequences
+    frame = film_checkpoints(
+        run, sequences=n, probes=form.probes or None, device=str(pick_device(form.device))
+    )
+    config = run.config
+    if frame.empty:
+        say(f"{run.name}: every head was pruned, so there is none to look at")
+        return 0
+    onsets = find_onsets(frame)
+    say(
+        f"{run.name}: {config.task} of length {config.length}, {len(run.steps)} checkpoints; mean "
+        f"attention on each probe's cells, {grouped(n)} unseen sequences"
+    )
+    say()
+    say_film(json_rows(frame), onset_rows(onsets))
+    if form.out is not None:
+        write_and_say(form.out, {"dynamics": frame, "onsets": onsets})
+    return 0
+
+
+def write_and_say(out: Path, tables: "dict[str, pd.DataFrame]") -> None:
+    """Write tables into a folder, and say which."""
+    from probes.table_files import write_tables
+
+    written = write_tables(out, tables)
+    names = ", ".join(tables)
+    say()
+    say_facts([("wrote", f"{len(written)} files into {out}: {names} as CSV, Parquet and JSON")])

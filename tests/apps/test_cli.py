@@ -73,14 +73,14 @@ def test_help_and_runs_import_nothing_heavy(studio_home: Path) -> None:
 
 
 ERRORS = {
-    ("trian",): "unknown command 'trian'; choose from ablate, app, demo, generate, probe, prune, "
-    "report, runs, train (did you mean 'train'?)",
+    ("trian",): "unknown command 'trian'; choose from ablate, app, card, demo, generate, probe, "
+    "prune, report, runs, train (did you mean 'train'?)",
     ("train",): "preset must be named, got none; try `headlab train reversal`, or "
     "`headlab train --resume RUN` to go on with a run",
-    ("train", "reversl"): "unknown preset 'reversl'; choose from copy, induction, reversal "
-    "(did you mean 'reversal'?)",
+    ("train", "reversl"): "unknown preset 'reversl'; choose from copy, induction, reversal, "
+    "rotation, sorting (did you mean 'reversal'?)",
     ("train", "reversal", "--task", "copi"): "unknown task 'copi'; choose from copy, induction, "
-    "reversal (did you mean 'copy'?)",
+    "recall, reversal, rotation, sorting (did you mean 'copy'?)",
     ("train", "reversal", "--length", "0"): "length must be a whole number of at least 1, got 0",
     ("train", "reversal", "--model.d-model", "63"): "d_model must be a multiple of n_heads, got "
     "63 and 4; change one of them or give d_head",
@@ -98,10 +98,11 @@ ERRORS = {
     "the run has its own name and configuration",
     ("train", "--resume", "tiny", "--steps", "99"): "config must be the run's own to resume it, "
     "got steps 99 where 'tiny' has 60; leave it as it was or choose another name",
-    ("probe", "tyny"): "unknown run 'tyny'; choose from raw, tiny (did you mean 'tiny'?)",
-    ("probe", ".."): "unknown run '..'; choose from raw, tiny",
+    ("probe", "tyny"): "unknown run or model 'tyny'; choose from raw, smollm2-135m-instruct, tiny "
+    "(did you mean 'tiny'?)",
+    ("probe", ".."): "unknown run or model '..'; choose from raw, smollm2-135m-instruct, tiny",
     ("probe", "tiny", "--probes", "previus"): "unknown probe 'previus'; choose from current, "
-    "duplicate, first, induction, previous, sources, sources_plus_1, sources_plus_2 "
+    "duplicate, first, induction, preceder, previous, sources, sources_plus_1, sources_plus_2 "
     "(did you mean 'previous'?)",
     ("probe", "tiny", "--checkpoint", "7"): "step must be one with a checkpoint (0, 20, 40, 60), "
     "got 7",
@@ -157,7 +158,7 @@ def test_an_error_is_one_line_with_the_remedy(
 
 
 USAGE = {
-    "probe": "RUN must be given, got none; `headlab probe --help` explains it",
+    "probe": "WHAT must be given, got none; `headlab probe --help` explains it",
     "generate tiny": "PROMPT must be given, got none; `headlab generate --help` explains it",
     "prune tiny": "--heads must be given, got none; `headlab prune --help` explains it",
     "prune --mode zero": "RUN and --heads must be given, got none; `headlab prune --help` "
@@ -207,7 +208,7 @@ def test_a_parser_that_tells_nothing_still_explains_itself(
     monkeypatch.setattr("apps.usage_errors.line_for", lambda *_: {}.missing)
     code, out, err = headlab("probe")
     assert (code, out) == (2, "")
-    assert "RUN" in err
+    assert "WHAT" in err
     monkeypatch.setitem(sys.modules, "tyro._errors", None)
     assert headlab("probe") == (code, out, err)
 
@@ -262,7 +263,7 @@ def test_an_error_shows_where_it_came_from_on_request(
     headlab: Headlab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADLAB_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="unknown run 'nope'"):
+    with pytest.raises(ValueError, match="unknown run or model 'nope'"):
         headlab("probe", "nope")
 
 

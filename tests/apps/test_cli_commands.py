@@ -52,17 +52,23 @@ def test_probe_prints_the_scores_of_the_trained_model(headlab: Headlab, tiny_hom
 
 
 def test_probe_looks_at_the_checkpoint_that_was_asked_for(headlab: Headlab) -> None:
-    first = headlab("probe", "tiny", "--checkpoint", "0", "--sequences", "30")[1]
-    last = headlab("probe", "tiny", "--checkpoint", "60", "--sequences", "30")[1]
+    first = headlab(
+        "probe", "tiny", "--checkpoint", "0", "--sequences", "30", "--probes", "sources"
+    )[1]
+    last = headlab(
+        "probe", "tiny", "--checkpoint", "60", "--sequences", "30", "--probes", "sources"
+    )[1]
     assert "step 0;" in first
     assert table(first)["L0H0"] != table(last)["L0H0"]
-    trained = headlab("probe", "tiny", "--sequences", "30")[1]
+    trained = headlab("probe", "tiny", "--sequences", "30", "--probes", "sources")[1]
     assert trained == last
 
 
 def test_probe_writes_what_it_prints(headlab: Headlab, tiny_home: Path, tmp_path: Path) -> None:
     out_dir = tmp_path / "deep" / "scores"
-    code, out, _ = headlab("probe", "tiny", "--sequences", "30", "--out", str(out_dir))
+    code, out, _ = headlab(
+        "probe", "tiny", "--sequences", "30", "--probes", "sources", "--out", str(out_dir)
+    )
     assert code == 0
     frame = pd.read_parquet(out_dir / "heads.parquet")
     assert frame.attrs["run"] == "tiny"
@@ -76,8 +82,11 @@ def test_probe_writes_what_it_prints(headlab: Headlab, tiny_home: Path, tmp_path
 
 
 def test_probe_takes_a_folder_for_a_run(headlab: Headlab, tiny_home: Path) -> None:
-    named = headlab("probe", "tiny", "--sequences", "30")
-    assert headlab("probe", str(tiny_home / "tiny"), "--sequences", "30") == named
+    named = headlab("probe", "tiny", "--sequences", "30", "--probes", "sources")
+    assert (
+        headlab("probe", str(tiny_home / "tiny"), "--sequences", "30", "--probes", "sources")
+        == named
+    )
 
 
 @pytest.mark.parametrize("written", [("L0H0", "L0H1"), ("L0H1,L0H0",)])

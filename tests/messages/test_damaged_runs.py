@@ -241,8 +241,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         ),
         (
             lambda d: d["train"].update(task="reversl"),
-            "unknown task 'reversl'; choose from copy, induction, reversal "
-            "(did you mean 'reversal'?)",
+            "unknown task 'reversl'; choose from copy, induction, recall, reversal, rotation, "
+            "sorting (did you mean 'reversal'?)",
         ),
     ],
 )
@@ -377,6 +377,8 @@ def test_a_pickle_as_weights_is_refused_and_never_opened(
     assert refusal("probe", "tiny", "--checkpoint", "4") == message.replace(
         "tiny/", f"tiny/{LAST}/"
     )
-    assert refusal("probe", str(tmp_path / "model.pt")) == (
+    told = message.replace("home/tiny/model.safetensors", "model.pt")
+    assert refusal("probe", str(tmp_path / "model.pt")) == told
+    assert refusal("report", str(tmp_path / "model.pt")) == (
         "run must be a folder with a config.json, got '<tmp>/model.pt'; `headlab runs` lists them"
     )

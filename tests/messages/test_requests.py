@@ -3,8 +3,8 @@
 import pytest
 
 PROBES = (
-    "unknown probe 'frist'; choose from current, duplicate, first, induction, previous, sources, "
-    "sources_plus_1, sources_plus_2 (did you mean 'first'?)"
+    "unknown probe 'frist'; choose from current, duplicate, first, induction, preceder, previous, "
+    "sources, sources_plus_1, sources_plus_2 (did you mean 'first'?)"
 )
 RUN = "unknown run 'tiyn'; choose from tiny (did you mean 'tiny'?)"
 HEAD = "unknown head 'L0H2'; choose from L0H0, L0H1 (did you mean 'L0H1'?)"
@@ -77,7 +77,9 @@ def test_a_model_that_no_machine_holds_is_refused_before_it_is_built(home, refus
     ],
 )
 def test_a_name_of_any_kind_stays_one_line_of_ascii(name, quoted, home, refusal) -> None:
-    for arguments in (("probe", name), ("train", "--resume", name)):
+    told = f"unknown run or model {quoted}; choose from smollm2-135m-instruct, tiny"
+    assert refusal("probe", name).startswith(told)
+    for arguments in (("report", name), ("train", "--resume", name)):
         assert refusal(*arguments).startswith(f"unknown run {quoted}; choose from tiny")
 
 
@@ -92,7 +94,7 @@ def test_a_prompt_of_any_kind_stays_one_line_of_ascii(home, refusal) -> None:
 def test_a_folder_from_elsewhere_is_named_as_it_is(home, tmp_path, refusal) -> None:
     (home / "a\nb").mkdir()
     (home / "a\nb" / "manifest.json").write_text("{}")
-    assert refusal("probe", "nothing") == "unknown run 'nothing'; choose from a\\nb, tiny"
+    assert refusal("report", "nothing") == "unknown run 'nothing'; choose from a\\nb, tiny"
     (tmp_path / "notes").mkdir()
     for place in ("notes", "nowhere", "notes/" + "x" * 300):
         assert refusal("probe", str(tmp_path / place)) == (

