@@ -5,6 +5,7 @@ every row is measured a second time with key 0 hidden: that is the sink-free ent
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -19,10 +20,9 @@ from probes.reads import (
     Mask,
     ReadableModel,
     head_ids,
-    observe_layers,
+    measured_layers,
     probe_input,
     provenance,
-    slices_for,
 )
 from probes.tables import ENTROPY, make_table
 from probes.targets import ProbeInput
@@ -34,6 +34,8 @@ SUMS = ("entropy", "sink_mass", "sink_free", "silent", "real", "rest", "most", "
 """What is summed over sequences for every row: real counts the rows that are no padding, rest those
 of them that see more than key 0, and the last two are the entropies of a head that spreads evenly.
 """
+
+RowSums = Float64[Tensor, "sums head query_pos"]
 
 
 def entropy_profile(
@@ -58,15 +60,25 @@ def entropy_profile(
         ValueError: The batch is empty.
     """
     x = probe_input(model, batch_or_tokens, attention_mask=attention_mask)
+    layers = measured_layers(model, x, lambda _, reads, part: row_sums(reads, part), torch.add)
+    return entropy_table(model, x, layers)
+
+
+def entropy_table(
+    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[RowSums]]
+) -> pd.DataFrame:
+    """Return the table of `entropy_profile` from what `row_sums` found.
+
+    Args:
+        model: The model.
+        x: The whole input.
+        layers: The sums of each layer, a slice of the input after the other.
+    """
     n_sequences, n_pos = x.tokens.shape
-    layers: dict[int, Float64[np.ndarray, "sums head query_pos"]] = {}
-    for part in slices_for(model, x):
-        for layer, sums in slice_sums(model, part).items():
-            layers[layer] = layers[layer] + sums if layer in layers else sums
     seen = x.keys_seen()[0].cpu().double().numpy() if x.real is None else None
     parts = [
-        profile_columns(layer, head_ids(model, layer, sums.shape[1]), sums, seen)
-        for layer, sums in sorted(layers.items())
+        profile_columns(layer, head_ids(model, layer, found[0].shape[1]), sum_of(found), seen)
+        for layer, found in layers.items()
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["query_pos"] = np.tile(np.arange(n_pos), len(columns["layer"]) // n_pos)
@@ -77,20 +89,12 @@ def entropy_profile(
     )
 
 
-def slice_sums(
-    model: ReadableModel, x: ProbeInput
-) -> dict[int, Float64[np.ndarray, "sums head query_pos"]]:
-    """Return SUMS of every layer over a few sequences, from one forward pass."""
-    layers: dict[int, Float64[np.ndarray, "sums head query_pos"]] = {}
-
-    def observe(layer: int, reads: LayerReads) -> None:
-        layers[layer] = row_sums(reads, x).numpy()
-
-    observe_layers(model, x.tokens, observe, x.real)
-    return layers
+def sum_of(parts: list[RowSums]) -> Float64[np.ndarray, "sums head query_pos"]:
+    """Return what `row_sums` found over all slices."""
+    return torch.stack(parts).sum(dim=0).numpy()
 
 
-def row_sums(reads: LayerReads, x: ProbeInput) -> Float64[Tensor, "sums head query_pos"]:
+def row_sums(reads: LayerReads, x: ProbeInput) -> RowSums:
     """Return SUMS of one layer over the batch, on the CPU."""
     batch, n_pos = x.tokens.shape
     rows = torch.arange(n_pos, device=reads.device).expand(batch, -1)

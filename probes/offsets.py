@@ -5,6 +5,8 @@ heads; the spectrum over distances tells them apart. Distances are compared on o
 mean over each distance's own rows would compare early rows, where keys are few, with late ones.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 import torch
@@ -32,6 +34,8 @@ LONGEST_OFFSET = 64
 """Longest distance that is measured unless one is asked for."""
 SHORTEST_BLOCK = 64
 """Rows that are read at once, at least: shorter blocks cost more calls than they save cells."""
+
+OffsetMass = Float64[Tensor, "batch head offset"]
 
 
 def offset_spectrum(
@@ -62,14 +66,28 @@ def offset_spectrum(
     """
     x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     n_offsets = 1 + longest_offset(x.tokens.shape[1], max_offset)
-    layers = measured_layers(
-        model, x, lambda _, reads, part: offset_mass(reads, part, n_offsets).numpy()
-    )
+    layers = measured_layers(model, x, lambda _, reads, part: offset_mass(reads, part, n_offsets))
+    return spectrum_table(model, x, layers, seed)
+
+
+def spectrum_table(
+    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[OffsetMass]], seed: int = 0
+) -> pd.DataFrame:
+    """Return the table of `offset_spectrum` from what `offset_mass` found.
+
+    Args:
+        model: The model.
+        x: The whole input.
+        layers: The masses of each layer, a slice of the input after the other.
+        seed: Seed of the bootstrap.
+    """
+    found = {layer: torch.cat(parts).numpy() for layer, parts in layers.items()}
+    n_offsets = next(mass.shape[2] for mass in found.values())
     rows = spectrum_rows(x, n_offsets).sum(dim=1).cpu().double().numpy()
     chance = spectrum_chance(x, n_offsets).sum().item()
     parts = [
         spectrum_columns(layer, head_ids(model, layer, mass.shape[1]), mass, rows, chance, seed)
-        for layer, mass in ((layer, np.concatenate(found)) for layer, found in layers.items())
+        for layer, mass in found.items()
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in SPECTRUM.names}
     return make_table(columns, SPECTRUM, {**provenance(model, x.tokens), "bootstrap_seed": seed})
@@ -101,9 +119,7 @@ def spectrum_chance(x: ProbeInput, n_offsets: int) -> Float64[Tensor, " batch"]:
     return torch.where(rows, 1.0 / seen, 0.0).sum(dim=1)
 
 
-def offset_mass(
-    reads: LayerReads, x: ProbeInput, n_offsets: int
-) -> Float64[Tensor, "batch head offset"]:
+def offset_mass(reads: LayerReads, x: ProbeInput, n_offsets: int) -> OffsetMass:
     """Return A[q, q - d] for d = 0 .. n_offsets - 1, summed over `spectrum_rows`, on the CPU.
 
     Cells are read in blocks along the diagonal: O(positions x offsets) of them, not the matrix.

@@ -268,7 +268,7 @@ def measured_layers(
     model: ReadableModel,
     x: ProbeInput,
     measure: Callable[[int, LayerReads, ProbeInput], Measured],
-    at_once: int | None = None,
+    add: Callable[[Measured, Measured], Measured] | None = None,
 ) -> dict[int, list[Measured]]:
     """Return what measure(layer, reads, slice) makes of each slice of the input, layer by layer.
 
@@ -276,17 +276,21 @@ def measured_layers(
         model: The model.
         x: The input, on any device.
         measure: Called once a layer and slice; what it returns should be small.
-        at_once: Tokens of one slice at most; None: TOKENS_AT_ONCE.
+        add: Makes one of what two slices gave, so that one is kept; None: all are kept.
     """
     found: dict[int, list[Measured]] = {}
 
     def observer(part: ProbeInput) -> LayerObserver:
         def observe(layer: int, reads: LayerReads) -> None:
-            found.setdefault(layer, []).append(measure(layer, reads, part))
+            new, kept = measure(layer, reads, part), found.setdefault(layer, [])
+            if kept and add is not None:
+                kept[0] = add(kept[0], new)
+            else:
+                kept.append(new)
 
         return observe
 
-    for part in slices_for(model, x, at_once):
+    for part in slices_for(model, x):
         observe_layers(model, part.tokens, observer(part), part.real)
     return dict(sorted(found.items()))
 

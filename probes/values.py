@@ -5,6 +5,7 @@ is off, whatever its pattern looks like. Norms are of what a head adds to the re
 z W_O, without the layer's common bias b_O.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,13 @@ def head_values(
         ValueError: The input is empty, or the model does not show its values head by head.
     """
     x = probe_input(model, batch_or_tokens, attention_mask=attention_mask)
+    return values_table(model, x, measured_layers(model, x, value_measure(model)))
+
+
+def value_measure(
+    model: ReadableModel,
+) -> Callable[[int, LayerReads, ProbeInput], ValueSums]:
+    """Return `value_sums` for the layers of a model, whose weights it looks at once."""
     shapes: dict[int, Float[Tensor, "head d_value rank"]] = {}
 
     def measure(layer: int, reads: LayerReads, part: ProbeInput) -> ValueSums:
@@ -85,9 +93,22 @@ def head_values(
             shapes[layer] = written_shape(output_weights(model, layer))
         return value_sums(reads, part, shapes[layer])
 
+    return measure
+
+
+def values_table(
+    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[ValueSums]]
+) -> pd.DataFrame:
+    """Return the table of `head_values` from what `value_sums` found.
+
+    Args:
+        model: The model.
+        x: The whole input.
+        layers: The sums of each layer, a slice of the input after the other.
+    """
     parts = [
         value_columns(layer, head_ids(model, layer, found[0].sink_mass.shape[1]), found)
-        for layer, found in measured_layers(model, x, measure).items()
+        for layer, found in layers.items()
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in VALUES.names}
     return make_table(columns, VALUES, provenance(model, x.tokens))
