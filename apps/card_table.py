@@ -38,16 +38,27 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
     say(f"what {ours} says beside a label")
     say()
     rows = [
-        [row.flag, grouped(row.n_heads), shown(row.precision), shown(row.recall), row.meaning]
-        for row in card.flags.itertuples()
+        [
+            row["flag"],
+            grouped(row["n_heads"]),
+            shown(row["precision"]),
+            shown(row["recall"]),
+            row["meaning"],
+        ]
+        for row in card.flags.to_dict("records")
     ]
     say_table(["flag", "heads", "precision", "recall", "is"], rows, words=(0, 4))
     say()
     say("heads of models with random weights that were named: other than none, broad, uniform")
     say()
     rows = [
-        [row.labeler, grouped(row.n_heads), grouped(row.n_labelled), f"{row.rate:.1%}"]
-        for row in card.false_positives.itertuples()
+        [
+            row["labeler"],
+            grouped(row["n_heads"]),
+            grouped(row["n_labelled"]),
+            f"{row['rate']:.1%}",
+        ]
+        for row in card.false_positives.to_dict("records")
     ]
     say_table(["labeler", "heads", "named", "rate"], rows)
 
@@ -79,10 +90,12 @@ def say_confusion(confusion: "pd.DataFrame") -> None:
 
 def say_recall(recall: "pd.DataFrame") -> None:
     """Print a row a class and a column a gain."""
-    table = recall.pivot_table(index="truth", columns="beta", values="recall", sort=False)
-    gains = sorted(table.columns)
+    found: dict[str, dict[float, float]] = {}
+    for row in recall.to_dict("records"):
+        found.setdefault(row["truth"], {})[row["beta"]] = row["recall"]
+    gains = sorted({gain for of in found.values() for gain in of})
     rows = [
-        [str(truth), *(shown(table.loc[truth, gain]) for gain in gains)] for truth in table.index
+        [truth, *(shown(of.get(gain, math.nan)) for gain in gains)] for truth, of in found.items()
     ]
     say_table(["class", *(f"{gain:g}" for gain in gains)], rows)
 

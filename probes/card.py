@@ -133,13 +133,13 @@ def planted_rows(planted: Planted, seed: int, number: int) -> list[tuple]:
             f"{config.kv_heads} key heads",
         ]
     )
-    known = planted.truth[["layer", "head", *KNOWN]].itertuples(index=False)
     batch = planted.task.sample(SEQUENCES, seed=seed, split="test")
     answers = all_answers(planted.model, batch, seed)
     return [
-        (seed, number, *row, described, *answer)
-        for row in known
-        for answer in answers[row.layer, row.head]
+        (seed, number, *place, *(row[name] for name in KNOWN), described, *answer)
+        for row in planted.truth.to_dict("records")
+        for place in [(row["layer"], row["head"])]
+        for answer in answers[place]
     ]
 
 
@@ -195,17 +195,21 @@ def our_answers(model: HookedGPT, batch: Batch, pair: PairedInput, seed: int) ->
     """Return the labels of label_heads, and the effects that they rest on."""
     study = label_study(model, batch, pair=pair, seed=seed)
     effects: dict[tuple[int, int], dict[str, float]] = {}
-    for row in study.evidence.itertuples():
-        effects.setdefault((row.layer, row.head), {})[graded_name(row.probe)] = row.effect
+    for row in study.evidence.to_dict("records"):
+        own = effects.setdefault((row["layer"], row["head"]), {})
+        own[graded_name(row["probe"])] = row["effect"]
     return {
-        (row.layer, row.head): Answer(
-            label=graded_name(row.label),
-            scores={**effects[row.layer, row.head], "uniform": row.entropy_normalised},
-            silent=row.silent,
-            redundant_with=row.redundant_with,
-            mixture=row.mixture,
+        (row["layer"], row["head"]): Answer(
+            label=graded_name(row["label"]),
+            scores={
+                **effects[row["layer"], row["head"]],
+                "uniform": row["entropy_normalised"],
+            },
+            silent=row["silent"],
+            redundant_with=row["redundant_with"],
+            mixture=row["mixture"],
         )
-        for row in study.labels.itertuples()
+        for row in study.labels.to_dict("records")
     }
 
 

@@ -5,6 +5,7 @@ of precision and recall, and shown by gain instead; heads that are built of two 
 apart, because two answers are right.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -191,12 +192,10 @@ def confusion(heads: pd.DataFrame) -> pd.DataFrame:
     apart = heads[heads["variant"].isin(APART)]
     kinds = pd.concat([truth, apart["variant"]])
     of = heads.loc[kinds.index].assign(truth=kinds)
-    counts = of.groupby(["labeler", "truth", "label"], sort=False).size()
+    counts = Counter(zip(of["labeler"], of["truth"], of["label"], strict=True))
     order = {name: place for place, name in enumerate(CLASSES)}
-    rows = sorted(
-        ((*key, int(count)) for key, count in counts.items()),  # pyright: ignore[reportGeneralTypeIssues]
-        key=lambda row: (row[0], order.get(row[1], len(order)), row[1], -row[3]),
-    )
+    rows = [(*key, count) for key, count in counts.items()]
+    rows.sort(key=lambda row: (row[0], order.get(row[1], len(order)), row[1], -row[3], row[2]))
     return tabled(rows, CONFUSION)
 
 

@@ -92,14 +92,15 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 def write_card(card: "Card", folder: Path) -> list[Path]:
     """Write the tables (CSV, Parquet, JSON) and the confusion matrices (PNG); return the files."""
     from lab.durable import atomic_write
-    from probes.plots import plot_confusion, png_bytes
+    from probes.plots import new_figure, plot_confusion, png_bytes
     from probes.table_files import write_tables
 
     files = write_tables(folder, card.tables)
     for labeler, frame in card.confusion.groupby("labeler", sort=False):
         name = "confusion-" + "-".join(str(labeler).replace("0.4", "0_4").split()) + ".png"
-        ax = plot_confusion(frame)
+        figure = new_figure(12.0, 2.0 + 0.5 * frame["truth"].nunique())
+        ax = plot_confusion(frame, ax=figure.add_subplot())
         ax.set_title(f"Known heads, as labelled by {labeler}", loc="left")
-        atomic_write(folder / name, png_bytes(ax.figure))
+        atomic_write(folder / name, png_bytes(figure))
         files.append(folder / name)
     return files

@@ -96,14 +96,13 @@ class TestRivals:
 @pytest.mark.timeout(600)
 def test_card_reaches_what_it_must():
     card = measure_card(CARD_SEEDS)
-    grades = card.grades.set_index(["labeler", "class"])
-    assert grades.loc[(OURS, "macro"), "f1"] >= 0.98
-    assert grades.loc[OURS, "n_heads"].min() >= 50
+    macro = card.grades[card.grades["class"] == "macro"].set_index("labeler")["f1"].to_dict()
+    assert macro[OURS] >= 0.98
+    assert macro[OURS] > max(macro[DETECTOR], macro[MEANS])
+    assert card.grades[card.grades["labeler"] == OURS]["n_heads"].min() >= 50
     rates = card.false_positives.set_index("labeler")
-    assert rates.loc[OURS, "n_heads"] >= 1_000
-    assert rates.loc[OURS, "rate"] <= 0.005
-    for rival in (DETECTOR, MEANS):
-        assert grades.loc[(rival, "macro"), "f1"] < grades.loc[(OURS, "macro"), "f1"]
-    flags = card.flags.set_index("flag")["recall"]
+    assert rates["n_heads"].to_dict()[OURS] >= 1_000
+    assert rates["rate"].to_dict()[OURS] <= 0.005
+    flags = card.flags.set_index("flag")["recall"].to_dict()
     assert flags["silent"] == 1.0
     assert flags["parts"] > 0.95
