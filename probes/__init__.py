@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from probes.copying import copying_scores
     from probes.distances import head_distances
     from probes.entropy import entropy_profile
+    from probes.film import film_checkpoints, find_onsets
+    from probes.film_writer import FilmSettings, FilmWriter
     from probes.heads import score_heads
     from probes.inputs import content_control, repeated_pair
     from probes.label_rules import Cuts
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cuts",
+    "FilmSettings",
+    "FilmWriter",
     "ablation_sweep",
     "content_control",
     "copying_scores",
     "entropy_profile",
+    "film_checkpoints",
+    "find_onsets",
     "get_probe",
     "head_distances",
     "head_peaks",
@@ -46,10 +52,14 @@ __all__ = [
 
 WHERE = {
     "Cuts": "probes.label_rules",
+    "FilmSettings": "probes.film_writer",
+    "FilmWriter": "probes.film_writer",
     "ablation_sweep": "probes.ablation",
     "content_control": "probes.inputs",
     "copying_scores": "probes.copying",
     "entropy_profile": "probes.entropy",
+    "film_checkpoints": "probes.film",
+    "find_onsets": "probes.film",
     "get_probe": "probes.registry",
     "head_distances": "probes.distances",
     "head_peaks": "probes.peaks",

@@ -230,7 +230,7 @@ def find_onsets(film: pd.DataFrame, *, least_rise: float = LEAST_RISE) -> pd.Dat
             }
         )
     columns = {name: [row[name] for row in rows] for name in ONSETS.names}
-    return make_table(columns, ONSETS, film.attrs)
+    return make_table(columns, ONSETS, {str(key): value for key, value in film.attrs.items()})
 
 
 def onset_index(kappa: Float64[np.ndarray, " frame"], least_rise: float) -> int | None:

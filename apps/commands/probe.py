@@ -38,6 +38,8 @@ from probes.registry import PROBES, choose_probes
 if TYPE_CHECKING:
     import pandas as pd
 
+    from probes.prompt_files import FileKind
+
 ABOUT = f"""Say what each head of a model does, and how sure that is.
 
   headlab probe reversal
@@ -151,10 +153,9 @@ def run_probe(arguments: list[str]) -> int:
         return 0
     if card is not None:
         require_head(subject, card)
-    files = {"text": form.text, "jsonl": form.jsonl, "ids": form.ids}
     chosen = choose_input(
         subject,
-        given={kind: path for kind, path in files.items() if path is not None},
+        given=files_given(form),
         sequences=form.sequences,
         repeated=form.repeated,
     )
@@ -167,6 +168,12 @@ def run_probe(arguments: list[str]) -> int:
             frame.attrs |= {**subject.facts, "input": chosen.description}
         write_and_say(form.out, tables)
     return 0
+
+
+def files_given(form: ProbeForm) -> "dict[FileKind, Path]":
+    """Return the files of prompts that are given, by kind."""
+    files: dict[FileKind, Path | None] = {"text": form.text, "jsonl": form.jsonl, "ids": form.ids}
+    return {kind: path for kind, path in files.items() if path is not None}
 
 
 def refuse_beside(arguments: list[str], flag: str) -> None:
