@@ -198,7 +198,7 @@ def stamped(frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
 def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     """Return every file of the report by its name."""
     drawn = {
-        name: plots.png_bytes(f, dpi=120)
+        name: plots.png_bytes(f, dpi=100)
         for name, f in draw_figures(found, subject.facts["task"]).items()
     }
     tables = {

@@ -129,7 +129,8 @@ def head_card(scene: Scene) -> None:
     """Say what the chosen head is called, why, and on which numbers that rests."""
     row = labels_of(scene.screen)[scene.head]
     with st.container(key="card"):
-        st.text(card_title(row))
+        with st.container(key="card_title"):
+            st.text(card_title(row))
         st.text(row["reason"])
         with st.expander("The evidence, in the intact model"):
             st.html(tables.facts(card_facts(row)))

@@ -206,6 +206,7 @@ def plot_dynamics(
             linestyle=(0, DASHES[layer % len(DASHES)] or ()),
             label=head_label(layer, head),
             zorder=3,
+            clip_on=False,  # the first and the last step are whole dots
         )
     if onsets is not None:
         mark_onsets(ax, onsets[onsets["probe"] == probe], named)

@@ -13,8 +13,10 @@ from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation import ablation_sweep
+from probes.film import film_checkpoints, find_onsets
 from probes.heads import score_heads
-from probes.tables import HEADS, read_table
+from probes.labels import label_heads
+from probes.tables import HEADS, LABELS, read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,6 +50,29 @@ def test_layer_0_reads_the_anti_diagonal_and_layer_1_does_not(run: Run) -> None:
     assert (scores[scores["layer"] == 0]["score"] >= 0.7).all()
     assert (scores[scores["layer"] == 1]["score"] <= 0.15).all()
     assert len(scores) == 8
+
+
+def test_its_heads_are_labelled_by_what_they_do(run: Run, model: HookedGPT, unseen: Batch) -> None:
+    """Layer 0 reverses, by position and with every head alike; layer 1 looks nowhere."""
+    table = read_table(run.file("labels.parquet"), LABELS)
+    first, second = table[table["layer"] == 0], table[table["layer"] == 1]
+    assert set(first["label"]) == {"sources"} and set(first["strength"]) == {"strong"}
+    assert (first["control"] > 0.9).all()  # with other answers they look there still
+    assert first["redundant_with"].tolist() == [
+        ",".join(f"L0H{other}" for other in range(4) if other != head) for head in range(4)
+    ]
+    assert set(second["label"]) <= {"uniform", "broad", "none"}
+    again = label_heads(model, unseen)
+    assert table["label"].tolist() == again["label"].tolist()
+    assert table["effect"].to_numpy() == pytest.approx(again["effect"].to_numpy(), abs=1e-5)
+
+
+def test_the_film_of_its_training_shows_the_onset(run: Run) -> None:
+    onsets = find_onsets(film_checkpoints(run, probes=["sources"]))
+    assert onsets[["layer", "head"]].to_numpy().tolist() == [[0, head] for head in range(4)]
+    assert onsets["step_before"].unique().tolist() == [40]
+    assert onsets["step"].unique().tolist() == [80]
+    assert (onsets["score_before"] < 0.15).all() and (onsets["score"] > 0.85).all()
 
 
 def test_its_table_is_what_its_weights_give(run: Run, model: HookedGPT, unseen: Batch) -> None:

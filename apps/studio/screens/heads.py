@@ -14,8 +14,8 @@ def draw(scene: Scene) -> None:
         panels.head_scores(scene)
     with right:
         panels.head_map(scene.view, scene)
-        widgets.note("map", about_map(scene.view, scene.head))
         panels.head_card(scene)
+        widgets.note("map", about_map(scene.view, scene.head))
     with left:
         baseline_beside_ablated(scene)
 
