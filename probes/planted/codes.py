@@ -25,6 +25,8 @@ ROTARY_BASE = 100.0
 """Wavelength base of planted rotary positions."""
 ROTARY_PAIRS = 4
 """Pairs of dimensions in use, those that turn fastest: they do not meet again within 100 steps."""
+LATE = 16.0
+"""What the later of two copies scores more, a step, where only the latest one counts."""
 OFF = 3.0
 """Times beta: what keeps a duplicate head off the token itself, and a backup head off its work."""
 
@@ -111,9 +113,13 @@ def query_map(head: PlantedHead, codes: Codes) -> Map:
         for (row, column), scores in random_scores(head, codes).items():
             W[stream[row], key[column]] = scores
     elif head.kind == "duplicate":
-        join(W, stream["token"], key["token"], beta)
-        join(W, stream["place"], key["place"], -OFF * beta)
-        b[start] = beta / 2  # where there is no copy, rest on the first position
+        # Where there is no copy, rest on the first position, past keys that are merely late.
+        most = codes.n_ctx * LATE if head.latest else 0.0
+        join(W, stream["token"], key["token"], beta + most)
+        join(W, stream["place"], key["place"], -OFF * (beta + most))
+        b[start] = beta / 2 + most
+        if head.latest:
+            b[key["place"]] = LATE * torch.arange(codes.n_ctx, dtype=torch.float64)
     elif head.kind == "induction":
         join(W, stream["token"], key["before"], beta)
         b[start] = beta / 2

@@ -67,7 +67,7 @@ KINDS: tuple[KindEntry, ...] = (
     KindEntry(
         name="pointer",
         label="none",
-        summary="`distance` after the earlier copy, whose place it was told",
+        summary="`distance` after the latest copy, whose place it was told",
         needs="places",
     ),
     KindEntry(
@@ -146,6 +146,11 @@ class PlantedHead:
         if self.kind == "mixed" and abs(2.0 * self.share - 1.0) > MIXED_MARGIN:
             return self.parts[0] if self.share > 0.5 else self.parts[1]
         return KINDS_BY_NAME[self.kind].label
+
+    @property
+    def latest(self) -> bool:
+        """Whether a duplicate head looks at the latest copy alone: it tells one place."""
+        return self.kind == "duplicate" and self.writes == "places"
 
     @property
     def needs(self) -> Literal["tokens", "places"] | None:

@@ -56,6 +56,8 @@ def expected_scores(head: PlantedHead, tokens: Tokens, codes: Codes) -> Expected
     if head.kind == "first":
         return beta * at_first(tokens)
     if head.kind == "duplicate":
+        if head.latest:
+            return beta * told_place(equal, tokens)
         own = torch.eye(n_pos, dtype=torch.float64)
         return beta * (equal - OFF * own + at_first(tokens) / 2)
     if head.kind == "induction":
@@ -63,10 +65,8 @@ def expected_scores(head: PlantedHead, tokens: Tokens, codes: Codes) -> Expected
         follows = (tokens.unsqueeze(2) == before.unsqueeze(1)).double()
         return beta * (follows + at_first(tokens) / 2)
     if head.kind == "pointer":
-        copies = equal.tril(-1)
-        count = copies.sum(dim=-1, keepdim=True)
-        told = torch.where(count > 0, copies / count.clamp(min=1.0), at_first(tokens))
-        return beta * told @ moved(codes.n_ctx, head.distance)[:n_pos, :n_pos]
+        places = told_place(equal, tokens)
+        return beta * places @ moved(codes.n_ctx, head.distance)[:n_pos, :n_pos]
     if codes.rotary and head.kind != "uniform":
         rows = torch.arange(n_pos)
         off = (rows.unsqueeze(1) - rows - steps_back(head)).double()
@@ -74,6 +74,13 @@ def expected_scores(head: PlantedHead, tokens: Tokens, codes: Codes) -> Expected
         return (rotary_gain(beta) * wheels).expand(len(tokens), -1, -1)
     scores = place_scores(head, codes.n_ctx, codes.word)[:n_pos, :n_pos]
     return scores.expand(len(tokens), -1, -1)
+
+
+def told_place(equal: Expected, tokens: Tokens) -> Expected:
+    """Return 1 at the latest earlier copy of each row's token, or at key 0 if there is none."""
+    copies = equal.tril(-1)
+    later = copies.flip(-1).cumsum(dim=-1).flip(-1) - copies
+    return torch.where(copies.any(dim=-1, keepdim=True), copies * (later == 0), at_first(tokens))
 
 
 def at_first(tokens: Tokens) -> Expected:

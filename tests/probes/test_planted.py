@@ -123,20 +123,9 @@ def test_every_head_has_exactly_the_attention_of_its_closed_form(options):
     if "kv_heads" in options:
         options = {**options, "kv_heads": 3}
     planted = plant(layers, **options)
-    # All letters of a word differ: with repeats, a pointer under a norm reads half a code.
-    tokens = torch.stack([torch.tensor([0, *order, 1, *reversed(order)]) for order in (
-        range(2, 10), (9, 4, 7, 2, 8, 3, 6, 5))])  # fmt: skip
-    for row, patterns in zip(layers, patterns_of(planted.model, tokens), strict=True):
-        for index, head in enumerate(row):
-            expected = expected_pattern(head, tokens, planted.codes)
-            torch.testing.assert_close(patterns[:, index], expected, atol=1e-6, rtol=0)
-
-
-def test_closed_form_without_a_norm_holds_for_repeated_tokens_too():
-    planted = plant(every_kind(), rotate=1)
-    tokens = torch.randint(2, 6, (4, 18), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(2, 12, (4, 18), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = 0
-    for row, patterns in zip(planted.layers, patterns_of(planted.model, tokens), strict=True):
+    for row, patterns in zip(layers, patterns_of(planted.model, tokens), strict=True):
         for index, head in enumerate(row):
             expected = expected_pattern(head, tokens, planted.codes)
             torch.testing.assert_close(patterns[:, index], expected, atol=1e-6, rtol=0)
@@ -409,9 +398,7 @@ def test_cohort_is_a_pure_function_of_its_seed():
 
 def test_cohort_in_float32_keeps_its_closed_forms():
     for planted in planted_cohort(1):
-        word = planted.codes.word
-        symbols = torch.arange(2, 2 + word)
-        tokens = torch.cat([torch.tensor([0]), symbols, torch.tensor([1]), symbols.flip(0)])[None]
+        tokens = planted.task.sample(4, seed=0).tokens
         for row, patterns in zip(planted.layers, patterns_of(planted.model, tokens), strict=True):
             for index, head in enumerate(row):
                 expected = expected_pattern(head, tokens, planted.codes)
