@@ -65,7 +65,7 @@ def entropy_profile(
 
 
 def entropy_table(
-    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[RowSums]]
+    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[Tensor]]
 ) -> pd.DataFrame:
     """Return the table of `entropy_profile` from what `row_sums` found.
 
@@ -89,7 +89,7 @@ def entropy_table(
     )
 
 
-def sum_of(parts: list[RowSums]) -> Float64[np.ndarray, "sums head query_pos"]:
+def sum_of(parts: list[Tensor]) -> Float64[np.ndarray, "sums head query_pos"]:
     """Return what `row_sums` found over all slices."""
     return torch.stack(parts).sum(dim=0).numpy()
 

@@ -7,17 +7,20 @@ their control. What each table means stands in the module that makes it.
 from collections.abc import Iterable
 
 import pandas as pd
+from torch import Tensor
 
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.copying import copying_scores
-from probes.entropy import entropy_profile
+from probes.entropy import entropy_table, row_sums
 from probes.heads import score_heads
 from probes.inputs import repeated_pair
 from probes.labels import label_study
-from probes.offsets import offset_spectrum
-from probes.reads import Mask, ReadableModel
-from probes.values import head_values
+from probes.offsets import longest_offset, offset_mass, spectrum_table
+from probes.pattern_reads import LayerReads
+from probes.reads import Mask, ReadableModel, measured_layers, probe_input
+from probes.targets import ProbeInput
+from probes.values import ValueSums, value_measure, values_table
 
 Sequences = Batch | Tokens | None
 """None: repeated sequences, drawn by seed."""
@@ -90,13 +93,37 @@ def more_tables(
     if read is None:
         pair = repeated_pair(model, n_sequences=n_sequences, seed=seed)
         read, special_ids = pair.tokens, pair.special_ids
-    spectrum = offset_spectrum(
-        model, read, special_ids=special_ids, attention_mask=attention_mask, seed=seed
-    )
+    x = probe_input(model, read, special_ids, attention_mask)
     return {
         "heads": heads,
-        "entropy": entropy_profile(model, read, attention_mask=attention_mask),
-        "spectrum": spectrum,
-        "values": head_values(model, read, attention_mask=attention_mask),
+        **one_pass_tables(model, x, seed),
         "copying": copying_scores(model, seed=seed),
+    }
+
+
+def one_pass_tables(model: ReadableModel, x: ProbeInput, seed: int) -> dict[str, pd.DataFrame]:
+    """Return the tables of entropy, spectrum and values from one forward pass."""
+    n_offsets = 1 + longest_offset(x.tokens.shape[1], None)
+    written = value_measure(model)
+
+    def measure(
+        layer: int, reads: LayerReads, part: ProbeInput
+    ) -> tuple[Tensor, Tensor, ValueSums]:
+        return (
+            row_sums(reads, part),
+            offset_mass(reads, part, n_offsets),
+            written(layer, reads, part),
+        )
+
+    entropy: dict[int, list[Tensor]] = {}
+    offsets: dict[int, list[Tensor]] = {}
+    values: dict[int, list[ValueSums]] = {}
+    for layer, parts in measured_layers(model, x, measure).items():
+        entropy[layer] = [of_rows for of_rows, _, _ in parts]
+        offsets[layer] = [of_offsets for _, of_offsets, _ in parts]
+        values[layer] = [of_values for _, _, of_values in parts]
+    return {
+        "entropy": entropy_table(model, x, entropy),
+        "spectrum": spectrum_table(model, x, offsets, seed),
+        "values": values_table(model, x, values),
     }

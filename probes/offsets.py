@@ -71,7 +71,7 @@ def offset_spectrum(
 
 
 def spectrum_table(
-    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[OffsetMass]], seed: int = 0
+    model: ReadableModel, x: ProbeInput, layers: Mapping[int, list[Tensor]], seed: int = 0
 ) -> pd.DataFrame:
     """Return the table of `offset_spectrum` from what `offset_mass` found.
 
