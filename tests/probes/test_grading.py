@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.grading import (
@@ -68,6 +68,7 @@ def test_a_class_that_is_there_and_never_answered_has_no_f1():
     assert numbers(grades, "induction") == [1, 0, 0, 0]
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.booleans(), st.sampled_from([0.1, 0.3, 0.3000001, 0.8, math.nan])),

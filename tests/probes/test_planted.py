@@ -355,14 +355,18 @@ def test_heads_that_make_no_sense_are_refused(fields, match):
 
 
 @pytest.mark.parametrize(
-    "seeds",
-    [pytest.param(TUNING_SEEDS, marks=pytest.mark.slow), CARD_SEEDS],
-    ids=["tuning", "card"],
+    ("seeds", "least"),
+    [
+        (CARD_SEEDS[:20], 8),
+        pytest.param(CARD_SEEDS, 50, marks=pytest.mark.slow),
+        pytest.param(TUNING_SEEDS, 50, marks=pytest.mark.slow),
+    ],
+    ids=["some", "card", "tuning"],
 )
-def test_cohort_has_fifty_heads_of_everything(seeds):
+def test_cohort_has_fifty_heads_of_everything_in_a_hundred_seeds(seeds, least):
     plans = [cohort_plan(seed, number) for seed in seeds for number in range(2)]
     heads = [(plan, head) for plan in plans for row in plan.layers for head in row]
-    assert len(heads) == 200 * 16
+    assert len(heads) == 2 * len(seeds) * 16
     labels = Counter(head.label for _, head in heads)
     graded = Counter(
         head.label for _, head in heads if head.label in ("uniform", "none") or head.beta in
@@ -370,10 +374,10 @@ def test_cohort_has_fifty_heads_of_everything(seeds):
     )  # fmt: skip
     classes = {"previous", "current", "first", "duplicate", "preceder", "induction", "reversal"}
     assert set(labels) == classes | {"uniform", "none", "mixed"}
-    assert min(labels.values()) >= 50
-    assert min(graded[name] for name in classes) >= 50
+    assert min(labels.values()) >= least
+    assert min(graded[name] for name in classes) >= least
     variants = Counter(head.variant for _, head in heads)
-    assert min(variants.values()) >= 50, variants
+    assert min(variants.values()) >= least, variants
     rotated = Counter(
         head.label for plan, head in heads if plan.norm == "LN" and plan.rotate is not None
     )
@@ -382,8 +386,9 @@ def test_cohort_has_fifty_heads_of_everything(seeds):
         architectures[f"norm {plan.norm}"] += 1
         architectures["rotary"] += plan.rotary
         architectures["grouped"] += plan.kv_heads is not None
-    assert min(architectures.values()) >= 300
-    assert min(rotated.values()) >= 30, rotated
+    assert min(architectures.values()) >= 4 * least
+    assert sum(rotated.values()) >= 10 * least
+    assert set(rotated) == set(labels)
 
 
 def test_cohort_is_a_pure_function_of_its_seed():
