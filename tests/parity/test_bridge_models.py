@@ -58,7 +58,6 @@ PROBES: dict[str, Callable[..., pd.DataFrame]] = {
     "distances": head_distances,
     "values": head_values,
 }
-TAKES_MASK = [*PROBES]
 
 
 def two_views(name: str) -> tuple[HookedGPT, TransformerBridge]:
@@ -80,7 +79,14 @@ def two_views(name: str) -> tuple[HookedGPT, TransformerBridge]:
     return ours, build_bridge_from_module(hf, architecture, hf_config=hf.config)
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+SLOW = pytest.mark.slow
+FAST_MODELS = ("gpt2", "llama, biases", "neox")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in FAST_MODELS else SLOW) for name in MODELS],
+)
 def views(request: pytest.FixtureRequest) -> tuple[HookedGPT, TransformerBridge]:
     return two_views(request.param)
 
@@ -109,7 +115,9 @@ def assert_same(got: pd.DataFrame, wanted: pd.DataFrame) -> None:
     assert numbers.notna().any(axis=None)
 
 
-@pytest.mark.parametrize("pad", ["none", "left", "both sides"])
+@pytest.mark.parametrize(
+    "pad", [pytest.param("none", marks=SLOW), pytest.param("left", marks=SLOW), "both sides"]
+)
 @pytest.mark.parametrize("probe", PROBES)
 def test_every_probe(views: tuple[HookedGPT, TransformerBridge], probe: str, pad: str) -> None:
     ours, theirs = views
@@ -145,8 +153,22 @@ def test_labels_and_what_is_behind_them(views: tuple[HookedGPT, TransformerBridg
     assert_same(got.evidence.drop(columns=loose), wanted.evidence.drop(columns=loose))
 
 
-@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-@pytest.mark.parametrize("norm", ["LN", "RMS", None])
+@pytest.mark.parametrize(
+    ("norm", "direction"),
+    [
+        ("LN", "causal"),
+        ("RMS", "bidirectional"),
+        *[
+            pytest.param(norm, direction, marks=SLOW)
+            for norm, direction in (
+                ("LN", "bidirectional"),
+                ("RMS", "causal"),
+                (None, "causal"),
+                (None, "bidirectional"),
+            )
+        ],
+    ],
+)
 def test_transformer_lens_s_own_model(norm: str | None, direction: str) -> None:
     config = ModelConfig(
         n_layers=2,

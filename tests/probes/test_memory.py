@@ -11,7 +11,7 @@ from probes.peaks import head_peaks
 from probes.reads import observe_layers, probe_input
 from probes.values import head_values
 
-N_POS = 3_000
+N_POS = 2_048
 CELLS = N_POS * N_POS
 
 
@@ -62,7 +62,7 @@ def test_what_needs_whole_rows_takes_a_few_at_a_time(long_input, monkeypatch):
     model, tokens = long_input
     monkeypatch.setattr("lab.reads.SCORES_AT_ONCE", 100 * N_POS)
     with LargestTensor() as largest:
-        head_peaks(model, tokens[:, :2_000], ["previous"])
+        head_peaks(model, tokens[:, :1_500], ["previous"])
     assert largest.numbers <= 2 * 100 * N_POS
 
 
