@@ -153,14 +153,22 @@ def require_evaluation(model: Any) -> None:
 
 
 def require_readable_tokens(model: Any, tokens: Tokens) -> None:
-    """Refuse token ids and lengths that the model has no embedding for.
+    """Refuse token ids and lengths that the model, or a probe, cannot read.
 
     Raises:
-        ValueError: A sequence is longer than the context, or an id is not of the vocabulary.
+        ValueError: A sequence is longer than the context, or than a window of attention (chance and
+            entropy would take the hidden keys for seen ones); or an id is not of the vocabulary.
     """
     n_ctx, d_vocab = bridge_setting(model, "n_ctx"), bridge_setting(model, "d_vocab")
     if is_whole(n_ctx) and 0 < n_ctx < tokens.shape[1]:
         raise ValueError(f"a sequence must have 1 to n_ctx = {n_ctx} tokens, got {tokens.shape[1]}")
+    for name in ("sliding_window", "window_size"):
+        width = bridge_setting(model, name)
+        if is_whole(width) and 0 < width < tokens.shape[1]:
+            raise ValueError(
+                f"a probed sequence must have at most {name} = {width} tokens, got "
+                f"{tokens.shape[1]}: later rows do not see every key before them; cut it"
+            )
     if is_whole(d_vocab) and d_vocab > 0:
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= d_vocab:

@@ -162,6 +162,15 @@ def test_what_the_model_cannot_read_is_told_in_one_line(build_model, tokens, mes
         score_heads(ours.to_boot_native(), tokens)
 
 
+@pytest.mark.parametrize("name", ["sliding_window", "window_size"])
+def test_window_of_attention_that_hides_keys_is_refused(name):
+    model = HomeMade()
+    model.cfg = SimpleNamespace(**{name: 4})
+    assert score_heads(model, TOKENS)["chance"].notna().any()
+    with pytest.raises(ValueError, match=f"must have at most {name} = 4 tokens, got 5: later rows"):
+        score_heads(model, torch.zeros(1, 5, dtype=torch.long))
+
+
 def test_flat_values_are_split_into_heads(small_model):
     model = SimpleNamespace(cfg=SimpleNamespace(d_head=4))
     flat = torch.arange(24.0).view(1, 2, 12)
