@@ -5,7 +5,7 @@ sources, distances, entropy); one over repeated blocks and one over their contro
 on content (duplicate, preceder, induction). `probes.label_rules` decides what it means.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from probes.layer_measures import (
     InputCells,
     Measure,
     Measures,
+    control_measures,
     input_cells,
     input_measures,
     observed,
@@ -134,8 +135,8 @@ def gather_evidence(
     argmax = {name: own.mean(found[f"peak of {name}"]) for name, own in classes.items()}
     ladder = ladder_control = np.full((len(LADDER), len(heads)), np.nan)
     if pair is not None:
-        repeated = found if on_pair else paired(model, pair, pair.tokens, x)
-        control = paired(model, pair, pair.control, x)
+        repeated = found if on_pair else paired(model, pair, pair.tokens, x, pair_measures)
+        control = paired(model, pair, pair.control, x, control_measures)
         classes |= content_classes(pair, repeated, control, x)
         ladder, ladder_control = (ladder_means(own["pair"]) for own in (repeated, control))
         peaks = repeated["pair peaks"].mean(axis=(0, 3))
@@ -199,12 +200,22 @@ def controlled_sources(model: ReadableModel, x: ProbeInput, control: Tokens) -> 
     return found.reshape(n_sources, -1)
 
 
-def paired(model: ReadableModel, pair: PairedInput, tokens: Tokens, x: ProbeInput) -> Measures:
+def paired(
+    model: ReadableModel,
+    pair: PairedInput,
+    tokens: Tokens,
+    x: ProbeInput,
+    measure: Callable[[LayerReads, PairedInput], Measures],
+) -> Measures:
     """Return the measures of one arm of a pair, of a model that sees as it does in x."""
     arm = ProbeInput(
-        tokens=tokens, sources=None, special_ids=pair.special_ids, causal=x.causal, real=None
+        tokens=tokens,
+        sources=None,
+        special_ids=pair.special_ids,
+        causal=x.causal,
+        real=None,
     )
-    return observed(model, arm, lambda _: lambda _, reads: pair_measures(reads, pair))[1]
+    return observed(model, arm, lambda _: lambda _, reads: measure(reads, pair))[1]
 
 
 def content_classes(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from probes.entropy import row_sums
@@ -170,14 +170,25 @@ def pair_rows(pair: PairedInput) -> tuple[Int[Tensor, " row"], Int[Tensor, "step
     return pair.second + places, keys
 
 
-def pair_measures(reads: LayerReads, pair: PairedInput) -> Measures:
-    """Measure one layer on a few sequences of one arm of a pair.
-
-    "pair" is the mass on the keys before, at and behind the earlier copy, [batch, head, step, row];
-    "pair sink" what the same rows put on the first key; "pair peaks" which key is the favourite.
-    """
+def pair_masses(reads: LayerReads, pair: PairedInput) -> Float[Tensor, "batch head step row"]:
+    """Return the mass on the keys before, at and behind the earlier copy, in `pair_rows`."""
     rows, keys = pair_rows(pair)
-    cells = reads.cells(rows.repeat(len(keys)), keys.flatten()).unflatten(2, keys.shape)
+    return reads.cells(rows.repeat(len(keys)), keys.flatten()).unflatten(2, keys.shape)
+
+
+def control_measures(reads: LayerReads, pair: PairedInput) -> Measures:
+    """Measure one layer on a few sequences of the control: "pair" alone of `pair_measures`."""
+    return {"pair": pair_masses(reads, pair).cpu().double().numpy()}
+
+
+def pair_measures(reads: LayerReads, pair: PairedInput) -> Measures:
+    """Measure one layer on a few sequences of repeated blocks.
+
+    "pair" is `pair_masses`; "pair sink" what the same rows put on the first key; "pair peaks" how
+    far a key is the row's favourite: 1, or its share of those that tie.
+    """
+    rows, _ = pair_rows(pair)
+    cells = pair_masses(reads, pair)
     sink = reads.cells(rows, torch.zeros_like(rows))
     peaks = row_peaks(reads)
     largest, tied = (t[:, :, rows].unsqueeze(2) for t in (peaks.probability, peaks.n_tied))

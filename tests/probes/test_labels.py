@@ -241,6 +241,25 @@ def test_swapped_heads_swap_labels(batch):
     assert labels_of(labels) == EXPECTED[:8] + EXPECTED[8:][::-1]
 
 
+def test_sharper_heads_score_higher_and_strength_follows(batch):
+    gains = (0.5, 1.4, 1.6, 3.0)
+    model = plant([[PlantedHead(kind="previous", beta=beta) for beta in gains]]).model
+    labels = label_heads(model, batch, sequences=12)
+    assert labels["score"].is_monotonic_increasing
+    assert labels_of(labels) == ["broad", "previous", "previous", "previous"]
+    assert labels["strength"].tolist() == ["", "weak", "weak", "strong"]
+    exact = [np.mean([np.exp(b) / (np.exp(b) + q) for q in range(2, 18)]) for b in gains]
+    np.testing.assert_allclose(labels["score"], exact, atol=1e-12)
+
+
+@pytest.mark.gpu
+def test_labels_are_the_same_on_a_gpu(planted, batch, study):
+    model = plant(LAYERS, norm="LN", rotate=0, kv_heads=4, dtype=torch.float32).model.cuda()
+    labels = label_heads(model, batch, sequences=12)
+    assert labels_of(labels) == EXPECTED
+    np.testing.assert_allclose(labels["score"], study.labels["score"], atol=1e-4)
+
+
 def test_padding_on_the_left_changes_nothing():
     """Rotary heads see distances only, so that padding can stand before them."""
     layers = [
