@@ -50,7 +50,7 @@ def entropy_profile(
     one key is visible, everything sink-free where only key 0 is, or where all are silent.
 
     Args:
-        model: A HookedGPT.
+        model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens.
         attention_mask: True (or 1) at real tokens. A row counts in the sequences where it is real,
             key 0 is the first real one, and ln(n) is the mean over those sequences; query_pos stays

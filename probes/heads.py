@@ -73,7 +73,7 @@ def score_heads(
     control tokens, at the cells of the tokens proper; the difference is what their content does.
 
     Args:
-        model: A HookedGPT.
+        model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens (then probes of the task's sources are left
             out, and an error if asked for).
         probes: Names from `probes.registry`; None: all that the input allows.

@@ -41,7 +41,7 @@ def attention_map(
     """Return one head's whole map on one sequence: one row per query and key that it sees.
 
     Args:
-        model: A HookedGPT.
+        model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, whose source cells are marked, or plain tokens.
         layer: The head's layer.
         head: The head.

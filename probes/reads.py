@@ -56,16 +56,6 @@ class ReadableModel(Protocol):
         ...
 
 
-@runtime_checkable
-class Configured(Protocol):
-    """A model that is described by a frozen config."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """The frozen description of the model."""
-        ...
-
-
 def config_of(model: ReadableModel) -> ModelConfig | None:
     """Return the frozen description of a HookedGPT; None: the model is another library's."""
     config = getattr(model, "config", None)
