@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from einops import rearrange
 from jaxtyping import Float64
+from torch import Tensor
 
 from lab.checkpoint import load_model
 from lab.config import TrainConfig, require_whole
@@ -19,7 +21,15 @@ from lab.runs import Run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.heads import target_masses
-from probes.reads import SPECIAL_IDS, ReadableModel, provenance, slices_of
+from probes.pattern_reads import LayerReads
+from probes.reads import (
+    SPECIAL_IDS,
+    ReadableModel,
+    head_ids,
+    observe_layers,
+    provenance,
+    slices_of,
+)
 from probes.registry import ProbeEntry, choose_probes, load_function
 from probes.tables import DYNAMICS, ONSETS, checked_table, make_table, plain_rows
 from probes.targets import ProbeInput, Targets
@@ -33,7 +43,11 @@ LEAST_RISE = 0.2
 FILM_DIGITS = "{:.9g}"
 """Numbers of a film, in its CSV file as in its Parquet file: what a float32 can tell apart."""
 
+MOST_CHOSEN = 2**22
+"""Numbers of the cells of all probes that are chosen in whole matrices: 32 MB."""
+
 Summary = Float64[np.ndarray, "probe column"]
+CellChoice = Float64[Tensor, "batch cell probe"]
 
 
 class Camera:
@@ -57,11 +71,11 @@ class Camera:
         whole = ProbeInput(tokens=batch.tokens, sources=batch.sources, special_ids=SPECIAL_IDS)
         functions = [load_function(entry) for entry in self.entries]
         self.tokens = batch.tokens
-        self.parts: list[tuple[ProbeInput, list[Targets]]] = [
-            (x, [function(x) for function in functions])
-            for x in slices_of(whole, torch.device(device))
-        ]
-        by_probe = list(zip(*(targets for _, targets in self.parts), strict=True))
+        self.parts: list[tuple[ProbeInput, list[Targets], CellChoice | None]] = []
+        for x in slices_of(whole, torch.device(device)):
+            targets = [function(x) for function in functions]
+            self.parts.append((x, targets, chosen_cells(x, targets)))
+        by_probe = list(zip(*(targets for _, targets, _ in self.parts), strict=True))
         self.rows = np.stack([joined([t.n_rows for t in some]) for some in by_probe])
         self.chance = np.array([joined([t.chance for t in some]).sum() for some in by_probe])
 
@@ -92,9 +106,13 @@ class Camera:
         """Return (layer, head) of every column, and each sequence's mass on each probe's cells."""
         heads: tuple[tuple[int, int], ...] = ()
         parts = []
-        for x, targets in self.parts:
-            heads, of_probes = target_masses(model, x.tokens, targets, x.real)
-            parts.append(np.stack(of_probes))
+        for x, targets, chosen in self.parts:
+            if chosen is None:
+                heads, of_probes = target_masses(model, x.tokens, targets, x.real)
+                parts.append(np.stack(of_probes))
+            else:
+                heads, mass = matrix_masses(model, x, chosen)
+                parts.append(mass)
         return heads, np.concatenate(parts, axis=1)
 
     def provenance(self, model: ReadableModel) -> dict[str, Any]:
@@ -102,7 +120,42 @@ class Camera:
         return provenance(model, self.tokens)
 
 
-def joined(parts: Iterable[torch.Tensor]) -> np.ndarray:
+def chosen_cells(x: ProbeInput, targets: list[Targets]) -> CellChoice | None:
+    """Return 1 at the cells of each probe, where whole matrices are small enough to build them.
+
+    Then all probes are one product with the matrix, which is several times as fast as reading
+    cells, and frames have to be cheap.
+    """
+    batch, n_pos = x.tokens.shape
+    size = batch * n_pos * n_pos * len(targets)
+    if size > MOST_CHOSEN or x.tokens.device.type == "mps":  # there is no float64 on the latter
+        return None
+    shape = (batch, n_pos * n_pos, len(targets))
+    chosen = torch.zeros(shape, dtype=torch.float64, device=x.tokens.device)
+    for probe, of_probe in enumerate(targets):
+        sequence, cell = (of_probe.key_pos >= 0).nonzero(as_tuple=True)
+        rows, keys = of_probe.query_pos[sequence, cell], of_probe.key_pos[sequence, cell]
+        chosen[sequence, rows * n_pos + keys, probe] = 1.0
+    return chosen
+
+
+def matrix_masses(
+    model: ReadableModel, x: ProbeInput, chosen: CellChoice
+) -> tuple[tuple[tuple[int, int], ...], Float64[np.ndarray, "probe batch column"]]:
+    """Return what `Camera.masses` does for a few sequences, from whole matrices."""
+    heads: list[tuple[int, int]] = []
+    layers: list[Float64[Tensor, "batch head probe"]] = []
+
+    def observe(layer: int, reads: LayerReads) -> None:
+        heads.extend((layer, head) for head in head_ids(model, layer, reads.n_heads))
+        layers.append(reads.pattern().double().flatten(2) @ chosen)
+
+    observe_layers(model, x.tokens, observe, x.real)
+    masses = rearrange(torch.cat(layers, dim=1), "batch column probe -> probe batch column")
+    return tuple(heads), masses.cpu().numpy()
+
+
+def joined(parts: Iterable[Tensor]) -> np.ndarray:
     """Return numbers of the slices of a batch, one after the other."""
     return np.concatenate([part.cpu().double().numpy() for part in parts])
 

@@ -29,8 +29,12 @@ def frame_of(camera: Camera, model, step: int = 0) -> pd.DataFrame:
     return dynamics_table([camera.frame(model, step)], camera.provenance(model))
 
 
+@pytest.mark.parametrize("most_chosen", [2**22, 0])
 @pytest.mark.parametrize("at_once", [16_384, 30])
-def test_a_frame_has_the_scores_of_score_heads(small_model, at_once, monkeypatch) -> None:
+def test_a_frame_has_the_scores_of_score_heads(
+    small_model, at_once, most_chosen, monkeypatch
+) -> None:
+    monkeypatch.setattr("probes.film.MOST_CHOSEN", most_chosen)  # whole matrices, or cells
     # Of 14 tokens each, two sequences are 28: then the batch takes three forward passes.
     monkeypatch.setattr("probes.film.slices_of", partial(slices_of, at_once=at_once))
     batch = get_task("reversal", length=6, n_symbols=4).sample(5, seed=1, split="test")
