@@ -44,7 +44,7 @@ class ClassSummary:
 def summarised(evidence: Evidence, tests: FlipTest, seed: int) -> dict[str, ClassSummary]:
     """Return the means, intervals and tests of each class."""
     n_heads = len(evidence.heads)
-    ends = intervals(evidence.classes, seed)
+    ends = interval_ends(evidence.classes, seed)
     nothing = np.full(n_heads, np.nan)
     found = {}
     for name, own in evidence.classes.items():
@@ -69,7 +69,9 @@ def summarised(evidence: Evidence, tests: FlipTest, seed: int) -> dict[str, Clas
     return found
 
 
-def intervals(classes: Mapping[str, ClassMass], seed: int) -> dict[str, tuple[PerHead, PerHead]]:
+def interval_ends(
+    classes: Mapping[str, ClassMass], seed: int
+) -> dict[str, tuple[PerHead, PerHead]]:
     """Return both ends of each class's interval; classes of equally many rows share the draws."""
     groups: dict[bytes, list[str]] = {}
     for name, own in classes.items():
@@ -86,7 +88,7 @@ def intervals(classes: Mapping[str, ClassMass], seed: int) -> dict[str, tuple[Pe
     return found
 
 
-def label_rows(
+def rows_of_labels(
     evidence: Evidence,
     summaries: Mapping[str, ClassSummary],
     decisions: list[Decision],
@@ -177,7 +179,7 @@ def halves(own: ClassMass, column: int) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def evidence_rows(
+def rows_of_evidence(
     evidence: Evidence, summaries: Mapping[str, ClassSummary], decisions: list[Decision]
 ) -> list[dict[str, Any]]:
     """Return the rows of the evidence table, head after head, class after class."""

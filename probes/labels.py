@@ -22,7 +22,7 @@ from probes.evidence import Evidence, gather_evidence
 from probes.head_weights import part_of, weight_of
 from probes.inputs import PairedInput, can_repeat, content_control, repeated_pair
 from probes.label_reasons import reason
-from probes.label_rows import ClassSummary, evidence_rows, label_rows, rows_text, summarised
+from probes.label_rows import ClassSummary, rows_of_evidence, rows_of_labels, rows_text, summarised
 from probes.label_rules import (
     CLASSES,
     CONTENT,
@@ -154,7 +154,7 @@ def label_study(
     described = {
         name: rows_text(name, x, pair if on_pair or name in CONTENT else None) for name in CLASSES
     }
-    rows = label_rows(evidence, summaries, decisions, cuts, described)
+    rows = rows_of_labels(evidence, summaries, decisions, cuts, described)
     stand_ins = redundant_heads(model, x, pair, evidence.heads, decisions, cuts)
     copying = copying_of(model, evidence.heads)
     for column, row in enumerate(rows):
@@ -163,7 +163,7 @@ def label_study(
         row["reason"] = reason(row, decisions[column], cuts)
     return LabelStudy(
         labels=table(rows, LABELS, attrs),
-        evidence=table(evidence_rows(evidence, summaries, decisions), EVIDENCE, attrs),
+        evidence=table(rows_of_evidence(evidence, summaries, decisions), EVIDENCE, attrs),
     )
 
 
