@@ -80,6 +80,11 @@ def label_heads(
     where no other class is nearer than 0.1. silent and redundant_with are flags beside the label.
     With fewer than 8 sequences, or without any spread, there is no test, and p and q are NaN.
 
+    >>> from probes.planted import PlantedHead, plant
+    >>> model = plant([[PlantedHead(kind="previous"), PlantedHead(kind="uniform")]]).model
+    >>> label_heads(model, sequences=8)["label"].tolist()
+    ['previous', 'uniform']
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch or plain tokens, which show previous, current, first and a
