@@ -57,7 +57,7 @@ def say_labels(rows: Sequence[Row], *, everything: bool = False, task: str | Non
     """
     say_facts([("labels", counted(rows, task))])
     say()
-    say("effect: score, less the control where there is one; score: attention on the targets")
+    say("score: attention on the targets; effect: the score or, of content, what is beyond control")
     say()
     chosen = list(rows)
     if len(rows) > FEW_HEADS and not everything:
@@ -119,18 +119,17 @@ def label_cells(row: Row, task: str | None) -> list[str]:
     label = shown_label(row["label"], task)
     label = label if label != "mixed" else f"mixed: {row['mixture']}"
     strength = f" ({row['strength']})" if row["strength"] else ""
-    nearest = "" if row["probe"] in (row["label"], "") else f" {row['probe']}"
     return [
         head_label(row["layer"], row["head"]),
         f"{label}{strength}",
-        f"{number(row['score'])}{nearest}",
+        number(row["score"]),
         number(row["control"]),
         interval(row),
         number(row["chance"]),
         # Of another class, the test says nothing about this label.
         small(row["q_value"] if row["tested"] == row["label"] else None),
         runner_up(row),
-        note(row),
+        note(row, task),
     ]
 
 
@@ -139,9 +138,11 @@ def runner_up(row: Row) -> str:
     return f"{row['runner_up']} {number(row['runner_up_score'])}" if row["runner_up"] else "-"
 
 
-def note(row: Row) -> str:
+def note(row: Row, task: str | None) -> str:
     """Return what else is to be known of a head, in a few words."""
     parts = ["silent"] if row["silent"] else []
+    if row["label"] in OTHERS and row["label"] != "mixed" and row["probe"]:
+        parts.append(f"nearest to {shown_label(row['probe'], task)}")
     names = row["redundant_with"].split(",") if row["redundant_with"] else []
     if names:
         more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
