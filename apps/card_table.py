@@ -31,6 +31,12 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
     say()
     say_confusion(card.confusion[card.confusion["labeler"] == ours])
     say()
+    say(f"share of heads that {ours} calls by their name, by what is hard about them")
+    say()
+    variants = card.variants[card.variants["labeler"] == ours].to_dict("records")
+    rows = [[row["variant"], grouped(row["n_heads"]), shown(row["right"])] for row in variants]
+    say_table(["", "heads", "right"], rows)
+    say()
     say(f"share of heads that {ours} calls by their name, by gain (a target scores that much more)")
     say()
     say_recall(card.recall[card.recall["labeler"] == ours])

@@ -5,12 +5,17 @@ two rivals, and grades all three on the same heads. The cuts of `probes.labels` 
 models of `TUNING_SEEDS`; the card is measured on those of `CARD_SEEDS`, which nobody tuned on.
 """
 
+import contextlib
 import itertools
 import math
+import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
 
 from lab.config import require_whole
 from lab.model import HookedGPT
@@ -26,11 +31,19 @@ from probes.grading import (
     flags,
     gain_recall,
     tabled,
+    variant_grades,
 )
 from probes.inputs import PairedInput, repeated_pair
 from probes.labels import label_study
 from probes.planted.building import Planted
-from probes.planted.cohort import CARD_SEEDS, GAINS, MODELS_A_SEED, planted_cohort, random_models
+from probes.planted.cohort import (
+    CARD_SEEDS,
+    GAINS,
+    N_HEADS,
+    N_LAYERS,
+    planted_cohort,
+    random_model,
+)
 from probes.rivals import Scores, bare_means, customary_label, detector_scores
 
 RANDOM_HEADS = 1_000
@@ -59,6 +72,8 @@ class Card:
     """What heads of each kind were called."""
     recall: pd.DataFrame
     """Recall by gain."""
+    variants: pd.DataFrame
+    """Right answers by variant, and by what the models are made of."""
     flags: pd.DataFrame
     """What our labels say beside the class: silent, redundant, mixed."""
     false_positives: pd.DataFrame
@@ -72,6 +87,7 @@ class Card:
             "grades": self.grades,
             "confusion": self.confusion,
             "recall": self.recall,
+            "variants": self.variants,
             "flags": self.flags,
             "false_positives": self.false_positives,
         }
@@ -81,6 +97,7 @@ def measure_card(
     seeds: Iterable[int] = CARD_SEEDS,
     *,
     random_heads: int = RANDOM_HEADS,
+    jobs: int = 1,
     progress: Progress | None = None,
 ) -> Card:
     """Label the planted models of some seeds, and random heads, and grade the labels.
@@ -88,25 +105,41 @@ def measure_card(
     Args:
         seeds: Seeds of `planted_cohort`.
         random_heads: Heads of models with random weights, at least.
-        progress: Called with (models done, models in all) after each model.
+        jobs: Processes that share the work; the card is the same with any number.
+        progress: Called with (parts done, parts in all): a part is a seed, or a random model.
     """
     require_whole("random_heads", random_heads, 1)
-    chosen = list(seeds)
-    plain = list(random_models(random_heads))
-    n_models, done = MODELS_A_SEED * len(chosen) + len(plain), 0
+    require_whole("jobs", jobs, 1)
+    n_random = -(-random_heads // (N_LAYERS * N_HEADS))
+    parts = [*((True, seed) for seed in seeds), *((False, number) for number in range(n_random))]
     rows: list[tuple] = []
-    for seed in chosen:
-        for number, planted in enumerate(planted_cohort(seed)):
-            rows += planted_rows(planted, seed, number)
-            done += 1
+    with contextlib.ExitStack() as stack:
+        if jobs == 1:
+            answered = map(part_rows, parts)
+        else:
+            pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), start_worker)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            answered = pool.map(part_rows, parts)
+        for done, of_part in enumerate(answered, start=1):
+            rows += of_part
             if progress is not None:
-                progress(done, n_models)
-    for number, model in enumerate(plain):
-        rows += random_rows(model, number)
-        done += 1
-        if progress is not None:
-            progress(done, n_models)
+                progress(done, len(parts))
     return graded_card(rows)
+
+
+def start_worker() -> None:
+    """Leave Ctrl-C to the process that asked, and the other processors to the other workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def part_rows(part: tuple[bool, int]) -> list[tuple]:
+    """Return the rows of GRADED_HEADS of (True, a seed) or (False, a random model's number)."""
+    planted, number = part
+    if not planted:
+        return random_rows(random_model(number), number)
+    models = enumerate(planted_cohort(number))
+    return [row for which, one in models for row in planted_rows(one, number, which)]
 
 
 def graded_card(rows: list[tuple]) -> Card:
@@ -118,6 +151,7 @@ def graded_card(rows: list[tuple]) -> Card:
         grades=class_grades(built),
         confusion=confusion(built),
         recall=gain_recall(built, GAINS),
+        variants=variant_grades(built),
         flags=flags(built[built["labeler"] == OURS]),
         false_positives=false_positives(drawn),
     )
@@ -131,6 +165,7 @@ def planted_rows(planted: Planted, seed: int, number: int) -> list[tuple]:
             config.normalization_type or "no norm",
             "rotary" if planted.codes.rotary else "absolute",
             f"{config.kv_heads} key heads",
+            "rotated" if planted.rotated else "one code an axis",
         ]
     )
     batch = planted.task.sample(SEQUENCES, seed=seed, split="test")

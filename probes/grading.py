@@ -58,7 +58,7 @@ GRADED_HEADS = Schema(
         Column(name="silent", kind="flag", meaning="it writes nothing"),
         Column(name="redundant_with", kind="text", meaning="heads of its layer that look alike"),
         Column(name="parts", kind="text", meaning="what a mixed head is made of"),
-        Column(name="model", kind="text", meaning="norm, positions and key heads"),
+        Column(name="model", kind="text", meaning="norm, positions, key heads, basis"),
         LABELER,
         LABEL,
         Column(name="said_silent", kind="flag", meaning="the labeler flags it as silent"),
@@ -94,6 +94,16 @@ GAIN_RECALL = Schema(
         N_HEADS,
         Column(name="recall", kind="number", meaning="share that is called by its name"),
         Column(name="wrong", kind="number", meaning="share that is called by another name"),
+    ),
+)
+VARIANT_GRADES = Schema(
+    name="variant_grades",
+    version=1,
+    columns=(
+        LABELER,
+        Column(name="variant", kind="text", meaning="of a head, or what its model is made of"),
+        N_HEADS,
+        Column(name="right", kind="number", meaning="share that is called by its name"),
     ),
 )
 FLAGS = Schema(
@@ -197,6 +207,26 @@ def confusion(heads: pd.DataFrame) -> pd.DataFrame:
     rows = [(*key, count) for key, count in counts.items()]
     rows.sort(key=lambda row: (row[0], order.get(row[1], len(order)), row[1], -row[3], row[2]))
     return tabled(rows, CONFUSION)
+
+
+def variant_grades(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return the share of right answers of each variant, and of each kind of model.
+
+    A mixture is right if it is called mixed or, where one part is larger, by that part.
+    """
+    graded = heads[has_to_be_named(heads) | heads["variant"].isin(APART)]
+    right: Counter[tuple[str, str]] = Counter()
+    there: Counter[tuple[str, str]] = Counter()
+    columns = (graded[name] for name in ("labeler", "variant", "model", "truth", "label"))
+    for labeler, variant, model, truth, label in zip(*columns, strict=True):
+        traits = model.split(", ")
+        norm_and_basis = f"{traits[0]}, {traits[-1]}"
+        for name in (f"head: {variant}", *(f"model: {t}" for t in (*traits, norm_and_basis))):
+            there[labeler, name] += 1
+            right[labeler, name] += named(label) == truth
+    rows = [(*key, count, right[key] / count) for key, count in there.items()]
+    rows.sort(key=lambda row: row[:2])
+    return tabled(rows, VARIANT_GRADES)
 
 
 def gain_recall(heads: pd.DataFrame, gains: Sequence[float]) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """`headlab card`: how often the labels of heads are right, on heads that are known."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from apps.console import is_main_process, remark, say, say_facts
 
 if TYPE_CHECKING:
     from probes.card import Card
+
+MOST_JOBS = 8
+"""Processes beyond which starting them takes longer than their work."""
 
 ABOUT = """
 Grade the labels of heads on models whose heads were built by hand: how many of
@@ -63,7 +67,7 @@ def run_card(arguments: list[str]) -> int:
 
     seeds = CARD_SEEDS if form.seeds == "card" else TUNING_SEEDS
     with progress() as show:
-        card = measure_card(seeds, progress=show)
+        card = measure_card(seeds, jobs=min(MOST_JOBS, os.cpu_count() or 1), progress=show)
     say_card(card, seeds)
     if form.out is not None:
         say()
@@ -80,7 +84,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         return
     from tqdm import tqdm
 
-    with tqdm(desc="labelling known heads", unit="model", dynamic_ncols=True, leave=False) as bar:
+    with tqdm(desc="labelling known heads", unit="part", dynamic_ncols=True, leave=False) as bar:
 
         def show(done: int, of: int) -> None:
             bar.total = of

@@ -56,6 +56,8 @@ class Planted:
     """Its heads, layer by layer."""
     codes: Codes
     """What its residual stream means, before any rotation."""
+    rotated: bool
+    """Whether stream and heads are rotated."""
 
     @property
     def task(self) -> Task:
@@ -166,7 +168,7 @@ def plant(
         draw = torch.Generator().manual_seed(rotate)
     model = HookedGPT(config).double()
     model.load_state_dict(model.state_dict() | planted_weights(rows, codes, config, draw))
-    return Planted(model=model.to(dtype), layers=rows, codes=codes)
+    return Planted(model=model.to(dtype), layers=rows, codes=codes, rotated=rotate is not None)
 
 
 def parts_text(head: PlantedHead) -> str:

@@ -235,25 +235,24 @@ def shuffled(heads: list[PlantedHead], draw: Draw) -> tuple[PlantedHead, ...]:
     return tuple(heads[i] for i in draw.permutation(len(heads)))
 
 
-def random_models(n_heads: int, *, seed: int = 0) -> Iterator[HookedGPT]:
-    """Yield models with random initial weights until they have so many heads together.
+def random_model(number: int) -> HookedGPT:
+    """Return a model with random initial weights.
 
-    They differ in positions, norm and standard deviation of the weights; all have MLPs.
+    One number after the other, models differ in key heads, norm, positions and standard deviation
+    of the weights; all have MLPs.
     """
-    per_model = N_LAYERS * N_HEADS
-    for number in range(-(-n_heads // per_model)):
-        norms: tuple[Norm, ...] = ("LN", "RMS")
-        yield HookedGPT(
-            ModelConfig(
-                n_layers=N_LAYERS,
-                n_heads=N_HEADS,
-                n_key_value_heads=(None, 4)[number % 2],
-                d_model=64,
-                d_vocab=28,
-                n_ctx=22,
-                normalization_type=norms[number // 2 % 2],
-                positional_embedding_type=("standard", "rotary")[number // 4 % 2],
-                initializer_range=(0.02, None)[number // 8 % 2],
-                seed=seed + number,
-            )
+    norms: tuple[Norm, ...] = ("LN", "RMS")
+    return HookedGPT(
+        ModelConfig(
+            n_layers=N_LAYERS,
+            n_heads=N_HEADS,
+            n_key_value_heads=(None, 4)[number % 2],
+            d_model=64,
+            d_vocab=28,
+            n_ctx=22,
+            normalization_type=norms[number // 2 % 2],
+            positional_embedding_type=("standard", "rotary")[number // 4 % 2],
+            initializer_range=(0.02, None)[number // 8 % 2],
+            seed=number,
         )
+    )

@@ -36,10 +36,7 @@ def pair(planted):
 
 def test_card_grades_every_head_by_every_labeler(planted, build_model, monkeypatch):
     monkeypatch.setattr(card_module, "planted_cohort", lambda seed: iter([planted]))
-    monkeypatch.setattr(
-        card_module, "random_models", lambda n: [build_model(d_vocab=28, n_ctx=20)] * n
-    )
-    monkeypatch.setattr(card_module, "MODELS_A_SEED", 1)
+    monkeypatch.setattr(card_module, "random_model", lambda _: build_model(d_vocab=28, n_ctx=20))
     monkeypatch.setattr(card_module, "SEQUENCES", 8)
     seen = []
     card = measure_card([5], random_heads=1, progress=lambda *done: seen.append(done))
@@ -95,7 +92,7 @@ class TestRivals:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_card_reaches_what_it_must():
-    card = measure_card(CARD_SEEDS)
+    card = measure_card(CARD_SEEDS, jobs=2)
     macro = card.grades[card.grades["class"] == "macro"].set_index("labeler")["f1"].to_dict()
     assert macro[OURS] >= 0.98
     assert macro[OURS] > max(macro[DETECTOR], macro[MEANS])
@@ -103,6 +100,10 @@ def test_card_reaches_what_it_must():
     rates = card.false_positives.set_index("labeler")
     assert rates["n_heads"].to_dict()[OURS] >= 1_000
     assert rates["rate"].to_dict()[OURS] <= 0.005
+    ours = card.variants[card.variants["labeler"] == OURS].set_index("variant")
+    assert ours["n_heads"].min() >= 50
+    assert ours["right"].min() >= 0.9
+    assert {"model: LN, rotated", "model: rotary", "head: backup"} <= set(ours.index)
     flags = card.flags.set_index("flag")["recall"].to_dict()
     assert flags["silent"] == 1.0
     assert flags["parts"] > 0.95

@@ -17,6 +17,7 @@ from probes.grading import (
     flags,
     gain_recall,
     tabled,
+    variant_grades,
 )
 
 UNSCORED = (math.nan,) * len(SCORED)
@@ -131,6 +132,21 @@ def test_even_broad_and_none_are_no_discovery():
     heads = graded(*(("none", name) for name in ("none", "uniform", "broad", "first")))
     row = false_positives(heads).iloc[0]
     assert (row["n_heads"], row["n_labelled"], row["rate"]) == (4, 1, 0.25)
+
+
+def test_right_answers_by_variant_and_model():
+    heads = graded(
+        ("previous", "previous", {"model": "LN, rotary, 2 key heads, rotated"}),
+        ("previous", "none", {"model": "LN, absolute, 2 key heads, rotated"}),
+        ("mixed", "mixed", {"variant": "mixture", "model": "RMS, absolute, 4 key heads, rotated"}),
+        ("current", "none", {"beta": 2.0, "model": "RMS, absolute, 4 key heads, rotated"}),
+    )
+    told = {row["variant"]: row for row in variant_grades(heads).to_dict("records")}
+    assert (told["head: plain"]["n_heads"], told["head: plain"]["right"]) == (2, 0.5)
+    assert told["head: mixture"]["right"] == 1.0
+    assert told["model: LN, rotated"]["n_heads"] == 2
+    assert told["model: rotary"]["right"] == 1.0
+    assert told["model: rotated"]["n_heads"] == 3
 
 
 def test_flags():
