@@ -33,7 +33,7 @@ from probes.plots import (
     plot_spectrum,
     png_bytes,
 )
-from probes.plots.canvas import headline
+from probes.plots.canvas import figure_of, headline
 from probes.reads import probe_input
 from probes.registry import PROBES, ProbeEntry, load_function
 from probes.tables import DYNAMICS, make_table
@@ -138,7 +138,7 @@ def spectrum_picture(planted: Planted) -> Figure:
 def label_picture(planted: Planted) -> Figure:
     """Draw what every head of the model is called."""
     labels = label_heads(planted.model, planted.task.sample(64, seed=0))
-    return plot_labels(labels).get_figure(root=True)
+    return figure_of(plot_labels(labels))
 
 
 def onset_picture(_: Planted) -> Figure:
@@ -154,16 +154,17 @@ def onset_picture(_: Planted) -> Figure:
     ]  # fmt: skip
     film = make_table({name: [row[name] for row in rows] for name in DYNAMICS.names}, DYNAMICS, {})
     ax = plot_dynamics(film, probe="previous", onsets=find_onsets(film))
-    return ax.get_figure(root=True)
+    return figure_of(ax)
 
 
 def named_heads(ax: Axes, names: Mapping[tuple[int, int], str]) -> Figure:
     """Write in the legend of a chart what its heads were built to do; return its figure."""
-    for text in ax.get_legend().get_texts():
+    legend = ax.get_legend()
+    for text in [] if legend is None else legend.get_texts():
         for pair, name in names.items():
             if text.get_text() == head_label(*pair):
                 text.set_text(f"{text.get_text()}: {name}")
-    return ax.get_figure(root=True)
+    return figure_of(ax)
 
 
 OTHER_PICTURES: Mapping[str, Callable[[Planted], Figure]] = MappingProxyType(

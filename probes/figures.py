@@ -28,33 +28,28 @@ FEW_HEADS = 8
 def label_sheet(labels: pd.DataFrame, task: str | None) -> Figure:
     """Draw what each head is called, on the task if there is one."""
     shown = [shown_label(label, task) for label in labels["label"]]
-    return figure_of(plots.plot_labels(labels.assign(label=shown)))
+    return canvas.figure_of(plots.plot_labels(labels.assign(label=shown)))
 
 
 def stripe_sheet(heads: pd.DataFrame) -> Figure:
     """Draw how much heads look at the answer's source, on time and late."""
-    return figure_of(plots.plot_ladder(heads, probes=STRIPES))
+    return canvas.figure_of(plots.plot_ladder(heads, probes=STRIPES))
 
 
 def ladder_sheet(evidence: pd.DataFrame) -> Figure:
     """Draw how much heads look around the earlier copy of a token, beside the control."""
-    return figure_of(plots.plot_ladder(evidence))
+    return canvas.figure_of(plots.plot_ladder(evidence))
 
 
 def spectrum_sheet(spectrum: pd.DataFrame) -> Figure:
     """Draw how much heads look at each distance."""
-    return figure_of(plots.plot_spectrum(spectrum))
+    return canvas.figure_of(plots.plot_spectrum(spectrum))
 
 
 def film_sheet(film: pd.DataFrame) -> Figure:
     """Draw how the scores of one probe came about, with the steps where heads set in."""
     probe = str(film["probe"].iloc[0])
-    return figure_of(plots.plot_dynamics(film, probe=probe, onsets=find_onsets(film)))
-
-
-def figure_of(ax: Axes) -> Figure:
-    """Return the whole figure of a chart that has one of its own."""
-    return ax.get_figure(root=True)
+    return canvas.figure_of(plots.plot_dynamics(film, probe=probe, onsets=find_onsets(film)))
 
 
 def score_grids(heads: pd.DataFrame) -> Figure:

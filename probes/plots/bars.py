@@ -164,7 +164,7 @@ def plot_ladder(
             )
         ax.hlines(
             own["chance"], places - width / 2, places + width / 2, color=INK, linewidth=1.6,
-            label="chance: all keys alike" if rung == 0 else None, gid="chance", zorder=4,
+            label="chance: all keys alike" if rung == 0 else "", gid="chance", zorder=4,
         )  # fmt: skip
     ax.set_xticks(np.arange(len(heads)), [head_label(layer, head) for layer, head in heads])
     ax.set_ylim(0, 1.05)

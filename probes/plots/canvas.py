@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.typing import ColorType
 from PIL import Image
 
 INK = "#1b2733"
@@ -33,7 +34,7 @@ HEAD_COLOURS = (
     "#000000",
 )
 """Okabe and Ito's colours, for the heads of a layer."""
-DASHES = ("", (4, 1.5), (1, 1), (3, 1, 1, 1))
+DASHES: tuple[str | tuple[float, ...], ...] = ("", (4, 1.5), (1, 1), (3, 1, 1, 1))
 """One kind of line a layer."""
 PROBABILITY = LinearSegmentedColormap.from_list(
     "probability", ["#ffffff", "#cfe3f2", "#7fb6dc", "#2f7fbc", "#0b4f86", "#062c4f"]
@@ -53,6 +54,13 @@ def new_figure(width: float, height: float) -> Figure:
 def own_axes(ax: Axes | None, width: float, height: float) -> Axes:
     """Return the Axes to draw on: the caller's, or those of a new figure."""
     return new_figure(width, height).add_subplot() if ax is None else ax
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the whole figure that a chart stands on."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None, "an Axes that was removed has no figure"
+    return figure
 
 
 def png_bytes(figure: Figure, dpi: int = 150) -> bytes:
@@ -92,7 +100,7 @@ def tidy(ax: Axes) -> None:
     ax.tick_params(colors=INK)
 
 
-def ink_on(colour: str | Sequence[float]) -> str:
+def ink_on(colour: ColorType) -> str:
     """Return the colour of a text that can be read on a ground of some colour."""
     red, green, blue = to_rgb(colour)
     return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45 else "white"

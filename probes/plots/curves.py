@@ -1,6 +1,7 @@
 """Curves: a number of each head along positions, distances or training steps."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,6 +53,7 @@ def plot_entropy(frame: pd.DataFrame, *, value: str = "entropy", ax: Axes | None
     pairs = heads_of(frame)
     names = [head_label(layer, head) for layer, head in pairs]
     heads = [head_label(*pair) for pair in zip(frame["layer"], frame["head"], strict=True)]
+    dashes: Any = [DASHES[layer % len(DASHES)] for layer, _ in pairs]
     sns.lineplot(
         x=frame["query_pos"],
         y=frame[value],
@@ -60,7 +62,7 @@ def plot_entropy(frame: pd.DataFrame, *, value: str = "entropy", ax: Axes | None
         hue_order=names,
         style_order=names,
         palette=[HEAD_COLOURS[head % len(HEAD_COLOURS)] for _, head in pairs],
-        dashes=[DASHES[layer % len(DASHES)] for layer, _ in pairs],
+        dashes=dashes,
         errorbar=None,
         estimator=None,
         linewidth=2,

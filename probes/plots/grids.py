@@ -36,7 +36,7 @@ def plot_head_grid(frame: pd.DataFrame, *, probe: str, ax: Axes | None = None) -
     return ax
 
 
-def number_axes(ax: Axes, layers: Sequence[int], heads: Sequence[int]) -> None:
+def number_axes(ax: Axes, layers: Sequence[object], heads: Sequence[object]) -> None:
     """Write the numbers of layers and heads, which have gaps in a pruned model, along a grid."""
     ax.set_xticks(np.arange(len(heads)) + 0.5, [str(head) for head in heads])
     ax.set_yticks(np.arange(len(layers)) + 0.5, [str(layer) for layer in layers])

@@ -83,12 +83,14 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     handles = legend_of(frame)
     height = max(0.9 + side * len(layers), 0.6 + 0.25 * len(handles))
     ax = own_axes(ax, 3.0 + side * len(heads), height)
-    for row in frame.itertuples():
-        place = heads.index(row.head), layers.index(row.layer)
+    columns = ("layer", "head", "label", "strength", "score", "silent")
+    for layer, head, label, strength, score, silent in zip(
+        *(frame[name].tolist() for name in columns), strict=True
+    ):
+        place = heads.index(head), layers.index(layer)
         # A head that is no class has no number of its own: its nearest class has.
-        score = row.score if row.strength else math.nan
-        draw_label(ax, place, str(row.label), str(row.strength), score, named=few)
-        if row.silent:
+        draw_label(ax, place, label, strength, score if strength else math.nan, named=few)
+        if silent:
             x, y = place
             ax.plot([x + 0.08, x + 0.92], [y + 0.92, y + 0.08], color=INK, linewidth=1.2, zorder=4)
     ax.set_xlim(0, len(heads))
@@ -192,7 +194,7 @@ def plot_confusion(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     )  # fmt: skip
     for y, truth in enumerate(truths):
         for x, label in enumerate(labels):
-            count, share = int(counts.loc[truth, label]), float(shares.loc[truth, label])
+            count, share = int(counts.to_numpy()[y, x]), float(shares.to_numpy()[y, x])
             if count:
                 ax.text(
                     x + 0.5, y + 0.5, str(count), ha="center", va="center", fontsize=11,

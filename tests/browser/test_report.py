@@ -34,7 +34,7 @@ def test_it_renders_from_disk_and_asks_for_nothing(
     assert [url for url in asked if not url.startswith("data:")] == [alone.as_uri()]
     assert page.locator("script").count() == 0
     pictures = page.locator("img")
-    assert pictures.count() == 4
+    assert pictures.count() == 9
     for i in range(pictures.count()):
         assert pictures.nth(i).evaluate("picture => picture.naturalWidth") > 100
     outside = page.evaluate(
@@ -84,6 +84,7 @@ def test_its_ablations_are_those_of_the_csv(offline: tuple[Page, list[str]]) -> 
     assert 3 * len(shown) == len(rows)
 
 
+FIGURES = ("labels", "heads", "stripes", "ladder", "spectrum", "entropy", "ablation")
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</style><script>alert(2)</script>",
@@ -106,13 +107,15 @@ def hostile_page() -> str:
     from probes.page import report_page
     from probes.tables import get_schema, read_table
 
-    heads, ablation = (
-        read_table(SHIPPED / f"{name}.parquet", get_schema(name)) for name in ("heads", "ablation")
+    heads, labels, ablation = (
+        read_table(SHIPPED / f"{name}.parquet", get_schema(name))
+        for name in ("heads", "labels", "ablation")
     )
     image, style, title, quote, link, end = HOSTILE
     named = ablation.copy()
     named["heads"] += image
     named["mode"] += style
+    labels = labels.assign(label=quote, reason=title, mixture=link, rows=end, tested=image)
     with (SHIPPED / "figures" / "heads.png").open("rb") as file:
         png = file.read()
     return report_page(
@@ -120,8 +123,11 @@ def hostile_page() -> str:
         subtitle=quote,
         sentence=link,
         facts={image: style, quote: end},
-        figures=dict.fromkeys(("heads", "attention", "entropy", "ablation"), png),
+        figures=dict.fromkeys((*FIGURES, "attention", "dynamics"), png),
         heads=heads,
+        labels=labels,
+        task=quote,
+        forming=link,
         ablation=named,
         command=f"headlab report '{style}'",
         provenance=dict(zip(HOSTILE, reversed(HOSTILE), strict=True)),
@@ -159,10 +165,11 @@ def test_texts_that_want_to_run_are_only_read(
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(file.as_uri())
-    for cell in page.locator("h1, td, pre, code").all()[:40]:
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    for cell in page.locator("h1, td, pre, code").all()[:80:2]:
         cell.hover(timeout=5_000)
     assert page.evaluate(HARMFUL) == []
-    assert page.locator("img").count() == 4 and page.locator("style").count() == 1
+    assert page.locator("img").count() == 9 and page.locator("style").count() == 1
     assert (ran, said) == ([], [])
     assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
     assert page.title() == page.locator("h1").text_content() == HOSTILE[2]

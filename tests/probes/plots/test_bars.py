@@ -36,22 +36,26 @@ def rungs(ax):
     return [bars for bars in ax.containers if isinstance(bars, BarContainer)]
 
 
+def column(frame: pd.DataFrame, probe: str, name: str) -> np.ndarray:
+    """Return a column of the rows of one probe, head by head."""
+    own = frame[frame["probe"] == probe].sort_values(["layer", "head"])
+    return own[name].to_numpy(dtype=float)
+
+
 def test_stripes_stand_beside_each_other_with_interval_and_chance(small_model, repeating_batch):
     frame = score_heads(small_model, repeating_batch)
     ax = plots.plot_ladder(frame, probes=STRIPES)
-    rows = frame[frame["probe"].isin(STRIPES)].set_index(["probe", "layer", "head"])
     heads = [(layer, head) for layer in range(2) for head in range(3)]
     assert [text.get_text() for text in ax.get_xticklabels()] == [f"L{a}H{b}" for a, b in heads]
     assert len(rungs(ax)) == 3
     for name, bars in zip(STRIPES, rungs(ax), strict=True):
-        own = rows.loc[name].loc[heads]
-        np.testing.assert_allclose([bar.get_height() for bar in bars], own["score"])
+        np.testing.assert_allclose([bar.get_height() for bar in bars], column(frame, name, "score"))
         middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]
         np.testing.assert_allclose(middles, np.arange(6) + (STRIPES.index(name) - 1) * 0.8 / 3)
     lines = [c for c in ax.collections if c.get_gid() == "chance"]
-    drawn = [path.vertices[0, 1] for c in lines for path in c.get_paths()]
+    drawn = [np.asarray(path.vertices)[0, 1] for c in lines for path in c.get_paths()]
     np.testing.assert_allclose(
-        drawn, [c for n in STRIPES for c in rows.loc[n].loc[heads]["chance"]]
+        drawn, np.concatenate([column(frame, name, "chance") for name in STRIPES])
     )
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert {RUNGS[name] for name in STRIPES} < set(texts)

@@ -38,7 +38,7 @@ def test_the_ceiling_of_a_bidirectional_model_is_flat(build_model, repeating_bat
     for value, keys in (("entropy", 14), ("sink_free", 13)):
         ceiling = plots.plot_entropy(frame, value=value).lines[0]
         np.testing.assert_array_equal(ceiling.get_xdata(), np.arange(14))
-        np.testing.assert_allclose(ceiling.get_ydata(), np.log(keys))
+        np.testing.assert_allclose(np.asarray(ceiling.get_ydata()), np.log(keys))
 
 
 def test_the_ceiling_of_padded_sequences_counts_what_rows_see(build_model, repeating_batch):
@@ -85,7 +85,7 @@ def test_a_spectrum_names_the_heads_above_chance_and_draws_the_others_faintly():
     np.testing.assert_array_equal(lines["L0H2"].get_ydata(), [0.1, 0.8, 0.1, 0.0])
     np.testing.assert_array_equal(lines["L1H0"].get_xdata(), [0, 1, 2, 3])
     chance = lines["chance: all keys alike"]
-    np.testing.assert_allclose(chance.get_ydata(), [0.25, 0.24, 0.23, 0.22])
+    np.testing.assert_allclose(np.asarray(chance.get_ydata()), [0.25, 0.24, 0.23, 0.22])
     (faint,) = (line for line in ax.lines if line.get_color() == FAINT)
     np.testing.assert_array_equal(faint.get_ydata(), [0.25] * 4)
     assert lines["L0H2"].get_color() != lines["L1H0"].get_color()
