@@ -32,7 +32,7 @@ from probes.targets import ProbeInput, is_special
 
 LONGEST_OFFSET = 64
 """Longest distance that is measured unless one is asked for."""
-SHORTEST_BLOCK = 64
+SHORTEST_BLOCK = 128
 """Rows that are read at once, at least: shorter blocks cost more calls than they save cells."""
 
 OffsetMass = Float64[Tensor, "batch head offset"]
