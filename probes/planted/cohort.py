@@ -90,7 +90,7 @@ def recipe(
 ) -> Recipe:
     """Write a line of the pack: plain heads have every gain, hard variants sharp ones."""
     if gains is None:
-        gains = GAINS if variant in ("plain", "even rest") else SHARP_GAINS
+        gains = GAINS if variant == "plain" else SHARP_GAINS
     if kind == "offset":
         distance = 2
     head = PlantedHead(kind=kind, variant=variant, distance=distance, rest=rest, writes=writes)

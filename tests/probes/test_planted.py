@@ -413,3 +413,28 @@ def test_cohort_in_float32_keeps_its_closed_forms():
 
 def test_random_models_differ():
     assert not torch.equal(random_model(0).W_E, random_model(16).W_E)
+
+
+def test_previous_head_meets_the_answers_in_their_first_row_alone(distinct_batch):
+    """The last letter stands before SEP: 1/8 of its score on the sources is one whole row."""
+    A = patterns_of(table_model().model, distinct_batch.tokens)[0][0, 0]
+    on_sources = [A[8 + t, 9 - t].item() for t in range(1, 9)]
+    assert on_sources[0] > 0.999
+    assert max(on_sources[1:]) < 1e-4
+
+
+def test_padding_on_the_left_moves_a_planted_head_and_changes_nothing():
+    planted = plant(every_kind(), n_ctx=24, norm="LN", rotate=2)
+    tokens = planted.task.sample(2, seed=0).tokens
+    padded = torch.cat([torch.full((2, 4), 3), tokens], dim=1)
+    mask = torch.cat([torch.zeros(2, 4), torch.ones_like(tokens)], dim=1).bool()
+    kept = []
+    for given, real in ((tokens, None), (padded, mask)):
+        planted.model(
+            given,
+            return_type=None,
+            attention_mask=real,
+            observe=lambda layer, reads: kept.append(reads.pattern()),
+        )
+    for plain, moved in zip(kept[:2], kept[2:], strict=True):
+        torch.testing.assert_close(moved[:, :, 4:, 4:], plain, atol=1e-9, rtol=0)
