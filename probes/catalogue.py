@@ -12,6 +12,9 @@ from probes.tables import SCHEMAS, Schema
 PICTURES = "probes"
 """Folder of the pictures, beside the page."""
 
+BAR = "\\|"
+"""A bar that does not end a cell of a table."""
+
 HEAD = """\
 # Probes
 
@@ -71,6 +74,7 @@ def probes_as_markdown() -> str:
     overview = ["| probe | a high score means |", "|---|---|"]
     overview += [f"| [{entry.name}](#{entry.name}) | {entry.summary} |" for entry in PROBES]
     overview += ["", "| other measure | what it tells |", "|---|---|"]
+    overview += ["| [label_heads](#label_heads) | What each head is called, and why. |"]
     overview += [f"| [{entry.name}](#{entry.name}) | {entry.summary} |" for entry in MEASURES]
     parts = [
         HEAD,
@@ -131,7 +135,10 @@ def measure_section(entry: MeasureEntry) -> str:
 
 def table_section(schema: Schema) -> str:
     """Return what the page says of the columns of one table."""
-    rows = [f"| `{c.name}` | {c.kind} | {c.unit} | {c.meaning} |" for c in schema.columns]
+    rows = [
+        f"| `{c.name}` | {c.kind} | {c.unit} | {c.meaning.replace('|', BAR)} |"
+        for c in schema.columns
+    ]
     return "\n".join(
         [
             f"\n### Table: {schema.name}\n",
