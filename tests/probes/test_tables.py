@@ -11,6 +11,7 @@ from probes.ablation import ablation_sweep
 from probes.copying import copying_scores
 from probes.distances import head_distances
 from probes.entropy import entropy_profile
+from probes.film import Camera, dynamics_table, find_onsets
 from probes.heads import score_heads
 from probes.labels import label_study
 from probes.maps import attention_map
@@ -32,7 +33,11 @@ from probes.values import head_values
 @pytest.fixture(scope="module")
 def tables(small_model, repeating_batch):
     study = label_study(small_model, repeating_batch)
+    camera = Camera(repeating_batch)
+    film = dynamics_table([camera.frame(small_model, 0)], camera.provenance(small_model))
     return {
+        "dynamics": film,
+        "onsets": find_onsets(film),
         "labels": study.labels,
         "evidence": study.evidence,
         "heads": score_heads(small_model, repeating_batch[:1]),
