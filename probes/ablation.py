@@ -20,10 +20,10 @@ from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
 from lab.naming import head_label, unknown_name
-from lab.reads import AttentionReads
 from lab.shapes import Logits, Resid, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
+from probes.pattern_reads import LayerReads
 from probes.reads import (
     TOKENS_AT_ONCE,
     as_batch,
@@ -134,7 +134,7 @@ def mean_reference(
     x = probe_input(model, batch)
     sums: dict[int, Float64[Tensor, "pos head d_head"]] = {}
 
-    def observe(layer: int, reads: AttentionReads) -> None:
+    def observe(layer: int, reads: LayerReads) -> None:
         total = torch.cat([mixed_sum(tile, reads.v) for _, tile in reads.tiles()])
         sums[layer] = sums[layer] + total if layer in sums else total
 
