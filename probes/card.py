@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import pandas as pd
@@ -105,7 +104,7 @@ def measure_card(
     Args:
         seeds: Seeds of `planted_cohort`.
         random_heads: Heads of models with random weights, at least.
-        jobs: Processes that share the work; the card is the same with any number.
+        jobs: Processes that share the work, of one thread each; numbers differ by rounding at most.
         progress: Called with (parts done, parts in all): a part is a seed, or a random model.
     """
     require_whole("random_heads", random_heads, 1)
@@ -114,12 +113,11 @@ def measure_card(
     parts = [*((True, seed) for seed in seeds), *((False, number) for number in range(n_random))]
     rows: list[tuple] = []
     with contextlib.ExitStack() as stack:
-        if jobs == 1:
-            answered = map(part_rows, parts)
-        else:
-            pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), start_worker)
-            stack.callback(pool.shutdown, cancel_futures=True)
-            answered = pool.map(part_rows, parts)
+        answered = map(part_rows, parts)
+        if jobs > 1:
+            # Leaving the block, by Ctrl-C too, ends the processes at once.
+            workers = multiprocessing.get_context("spawn").Pool(jobs, start_worker)
+            answered = stack.enter_context(workers).imap(part_rows, parts)
         for done, of_part in enumerate(answered, start=1):
             rows += of_part
             if progress is not None:
