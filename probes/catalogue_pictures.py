@@ -19,6 +19,7 @@ from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.catalogue import PICTURES, probes_as_markdown
 from probes.entropy import entropy_profile
+from probes.figures import label_sheet
 from probes.film import find_onsets
 from probes.labels import label_heads
 from probes.maps import attention_map
@@ -29,7 +30,6 @@ from probes.plots import (
     plot_attention,
     plot_dynamics,
     plot_entropy,
-    plot_labels,
     plot_spectrum,
     png_bytes,
 )
@@ -138,7 +138,7 @@ def spectrum_picture(planted: Planted) -> Figure:
 def label_picture(planted: Planted) -> Figure:
     """Draw what every head of the model is called."""
     labels = label_heads(planted.model, planted.task.sample(64, seed=0))
-    return figure_of(plot_labels(labels))
+    return label_sheet(labels, "reversal")
 
 
 def onset_picture(_: Planted) -> Figure:
