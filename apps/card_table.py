@@ -23,7 +23,8 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
         f"{grouped(n_models)} planted models of seeds {seeds[0]} to {seeds[-1]}, "
         f"{grouped(n_heads)} heads; the labels' cuts were fixed on seeds 0 to 99"
     )
-    say("heads of gain 6 or more, and those that must not be named; mixtures stand apart")
+    say("heads of gain 6 or more, and those that must not be named; mixtures stand apart;")
+    say("macro: the mean over the classes that a labeler knows")
     say()
     say_grades(card.grades, labelers)
     say()

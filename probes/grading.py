@@ -143,18 +143,16 @@ def has_to_be_named(heads: pd.DataFrame) -> pd.Series:
 def class_grades(heads: pd.DataFrame) -> pd.DataFrame:
     """Return precision, recall, F1 and average precision of each labeler and class.
 
-    The last row of a labeler, macro, is the mean over the classes; a class that is never answered
-    has precision 0. pr_auc is NaN where the labeler has no number for the class.
+    The last row of a labeler, macro, is the mean over the classes that it can answer; of those a
+    class that is never answered has precision 0. All numbers of the others are NaN, and pr_auc
+    where the labeler has no number for the class.
     """
     rows = []
     for labeler, of in heads[has_to_be_named(heads)].groupby("labeler", sort=False):
         called = of["label"].map(named)
         grades = [one_class(of, called, name) for name in CLASSES]
         n_heads, *numbers = (np.array(column) for column in zip(*grades, strict=True))
-        pr_auc = numbers.pop()
-        means = [float(column.mean()) for column in numbers]
-        known = pr_auc[~np.isnan(pr_auc)]
-        macro = (int(n_heads.sum()), *means, float(known.mean()) if len(known) else np.nan)
+        macro = (int(n_heads.sum()), *(mean_of_known(column) for column in numbers))
         rows += [
             (labeler, name, *row)
             for name, row in zip((*CLASSES, "macro"), [*grades, macro], strict=True)
@@ -166,15 +164,23 @@ def one_class(
     of: pd.DataFrame, called: pd.Series, name: str
 ) -> tuple[int, float, float, float, float]:
     """Return heads, precision, recall, F1 and average precision of one class."""
+    has_number = name in SCORED and bool(of[name].notna().any())
     is_it, said = (of["truth"] == name).to_numpy(), (called == name).to_numpy()
     right, answered, there = (is_it & said).sum(), said.sum(), is_it.sum()
+    if not (has_number or answered):
+        return int(there), np.nan, np.nan, np.nan, np.nan
     precision = float(right / answered) if answered else 0.0
     recall = float(right / there) if there else np.nan
     both = precision + recall
     f1 = 2 * precision * recall / both if both else 0.0
-    has_number = name in SCORED and bool(of[name].notna().any())
     pr_auc = average_precision(is_it, of[name].to_numpy(dtype=float)) if has_number else np.nan
     return int(there), precision, recall, float(f1), pr_auc
+
+
+def mean_of_known(column: Float[np.ndarray, " class"]) -> float:
+    """Return the mean of the numbers there are; NaN where there is none."""
+    known = column[~np.isnan(column)]
+    return float(known.mean()) if len(known) else np.nan
 
 
 def average_precision(is_it: Bool[np.ndarray, " head"], score: Float[np.ndarray, " head"]) -> float:

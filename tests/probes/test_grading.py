@@ -65,8 +65,17 @@ def test_precision_recall_and_f1_of_each_class_and_their_mean():
 
 
 def test_a_class_that_is_there_and_never_answered_has_no_f1():
-    grades = class_grades(graded(("induction", "none"), ("none", "none"))).set_index("class")
+    heads = graded(("induction", "none", {"induction": 0.3}), ("none", "none"))
+    grades = class_grades(heads).set_index("class")
     assert numbers(grades, "induction") == [1, 0, 0, 0]
+
+
+def test_a_class_that_a_labeler_does_not_know_is_no_fault_of_its_mean():
+    heads = graded(("induction", "none"), ("none", "none"), ("previous", "previous"))
+    grades = class_grades(heads).set_index("class")
+    assert numbers(grades, "induction", ("n_heads",)) == [1]
+    assert all(map(math.isnan, numbers(grades, "induction", ("precision", "recall", "f1"))))
+    assert numbers(grades, "macro") == [3, 0.75, 1.0, pytest.approx((1 + 2 / 3) / 2)]
 
 
 @settings(max_examples=30)
