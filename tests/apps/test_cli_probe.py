@@ -208,6 +208,7 @@ def test_a_film_without_an_onset_says_so(headlab: Headlab) -> None:
         ("nothing.gguf", "unknown run or model 'nothing.gguf'; choose from raw, smollm2-135m-inst"),
         ("WORDS", "GGUF|gguf"),
         ("HOSTILE", "config.json must be whole JSON"),
+        ("MAMBA", "unknown model_type 'mamba'; choose from gpt2, gpt_neox, llama (did you mean"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_one_line(
@@ -221,9 +222,12 @@ def test_a_wrong_request_is_one_line(
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "HOSTILE").mkdir()
+    for name in ("HOSTILE", "MAMBA"):
+        (tmp_path / name).mkdir()
     (tmp_path / "HOSTILE" / "config.json").write_bytes(b"\xff\x00{")
-    places = {name: str(tmp_path / name) for name in (*contents, "HOSTILE", "NOWHERE")}
+    (tmp_path / "MAMBA" / "config.json").write_text('{"model_type": "mamba"}')
+    others = ("HOSTILE", "MAMBA", "NOWHERE")
+    places = {name: str(tmp_path / name) for name in (*contents, *others)}
     words = [{**places, "SAVED": str(saved)}.get(word, word) for word in line.split()]
     code, out, err = headlab("probe", *words)
     assert (code, out) == (2, "")

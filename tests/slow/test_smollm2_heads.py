@@ -72,11 +72,14 @@ def test_two_sets_of_sequences_name_the_same_heads(studies: list[LabelStudy], na
         assert (labels["ci_low"] > 0.2).all() and labels["reason"].str.len().gt(20).all()
         best = labels.sort_values("effect", ascending=False)[:3]
         top.append([head_label(a, b) for a, b in zip(best["layer"], best["head"], strict=True)])
-        all_of_them.append(effects(study.evidence, name))
+        all_of_them.append(scores(study.evidence, name))
     assert set(top[0]) == set(top[1]), top
     assert spearmanr(*all_of_them).statistic >= 0.95
 
 
-def effects(evidence: pd.DataFrame, name: str) -> list[float]:
-    """Return one class's effect for every head, in one order."""
-    return evidence[evidence["probe"] == name].sort_values(["layer", "head"])["effect"].tolist()
+def scores(evidence: pd.DataFrame, name: str) -> list[float]:
+    """Return one class's score for every head, in one order.
+
+    Of effects, which most heads have none of, most ranks would be noise of the fourth digit.
+    """
+    return evidence[evidence["probe"] == name].sort_values(["layer", "head"])["score"].tolist()
