@@ -14,6 +14,7 @@ from apps.commands import demo
 from apps.commands.train import read_form
 from lab.presets import get_preset
 from lab.runs import open_run
+from probes.tables import DYNAMICS, read_table
 
 Headlab = Callable[..., tuple[int, str, str]]
 
@@ -222,3 +223,47 @@ def test_demo_trains_reports_and_is_quick_the_second_time(
     monkeypatch.setattr(demo, "serve", lambda port, run: served.append((port, run)) or 0)
     assert headlab("demo")[0] == 0
     assert served == [(8600, "demo")]
+
+
+def steps_of_film(name: str) -> list[int]:
+    table = read_table(open_run(name).file("film.parquet"), DYNAMICS)
+    return table["step"].unique().tolist()
+
+
+def test_a_training_that_is_filmed_goes_on_being_filmed(
+    headlab: Headlab, new_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_after(patch, 3, signal.SIGINT)
+        asked = ("--name", "mine", "--no-report", "--probe-every", "1")
+        assert headlab("train", "copy", *TINY, *asked)[0] == 130
+    code, _, err = headlab("train", "--resume", "mine", "--probe-every", "2")
+    assert code == 2
+    assert err == (
+        "headlab: error: --probe-every must be the run's own to go on with it, got 2 where its "
+        "film has 1; leave it out\n"
+    )
+    code, _, err = headlab("train", "--resume", "mine", "--no-report")
+    assert code == 0
+    assert "note" not in err
+    assert steps_of_film("mine") == [0, 1, 2, 3, 4]
+
+
+def test_a_film_that_begins_late_says_what_it_lacks(headlab: Headlab, new_home: Path) -> None:
+    assert headlab("train", "copy", *TINY, "--no-report")[0] == 0
+    assert "film.parquet" not in open_run("copy").files
+    code, _, err = headlab("train", "--resume", "copy", "--no-report", "--probe-every", "1")
+    assert code == 0
+    assert err.endswith(
+        "note: the film lacks 2 of 5 steps, from 1 to 3: of those no checkpoint was kept\n"
+    )
+    assert steps_of_film("copy") == [0, 2, 4]
+
+
+def test_frames_are_a_whole_number_of_steps_apart(headlab: Headlab, new_home: Path) -> None:
+    assert headlab("train", "copy", "--probe-every", "0") == (
+        2,
+        "",
+        "headlab: error: --probe-every must be a whole number of at least 1, got 0\n",
+    )
+    assert not new_home.exists()
