@@ -45,13 +45,24 @@ def plot_attention(
     headline(ax, f"Where head {head_label(layer, head)} looks")
     ax.set_xlabel("key: the token looked at", color=INK)
     ax.set_ylabel("query: the token that looks", color=INK)
-    handles = []
+    handles, hidden = [], bool(grid.isna().to_numpy().any())
     if len(sources):
         handles.append(Patch(facecolor="none", edgecolor=ORANGE, linewidth=1.8, label=framed))
-    if grid.isna().to_numpy().any():
+    if hidden:
         handles.append(Patch(facecolor=HIDDEN, edgecolor=FAINT, label="not visible yet"))
     if handles:
-        ax.legend(handles=handles, loc="upper right", frameon=True, edgecolor=FAINT, fontsize=9)
+        # A head that sees every key leaves no corner of its map to a legend: it goes below the
+        # tokens, which take up to a twelfth of an inch a character.
+        longest = min(LONGEST_TOKEN, max(len(drawable(str(label))) for label in labels))
+        below = (0.5 + 0.085 * longest) / (0.27 * n_pos)
+        ax.legend(
+            handles=handles,
+            loc="upper right",
+            bbox_to_anchor=(1.0, 1.0 if hidden else -below),
+            frameon=hidden,
+            edgecolor=FAINT,
+            fontsize=9,
+        )
     return ax
 
 
