@@ -256,6 +256,8 @@ def top_shares(model: ReadableModel, layer: int, sample: Sample) -> PerHead:
     nothing all are equal, and none counts.
     """
     W_V, b_V = value_weights(model, layer)
+    if not len(W_V):
+        return np.zeros(0)
     state = sample.embedded if layer == 0 else sample.extended
     read = part_of(block_of(model, layer), "ln1")(state)[0].to(W_V.dtype)
     v = einsum(read, W_V, "token m, head m value -> head token value") + b_V.unsqueeze(1)

@@ -171,3 +171,15 @@ def test_pruned_heads_keep_their_numbers_and_names(build_model):
         before = whole[4 * row["layer"] + row["head"]]
         assert row["eigenvalue"] == pytest.approx(before["eigenvalue"])
         assert row["top5"] == before["top5"]
+
+
+@pytest.mark.parametrize("empty", [(0,), (1,), (0, 1)], ids=str)
+def test_layer_without_heads_has_no_rows(build_model, empty):
+    from probes.pruning import prune_heads
+
+    model = build_model(d_vocab=11, n_heads=2)
+    pruned = prune_heads(model, [(layer, head) for layer in empty for head in (0, 1)])
+    frame = copying_scores(pruned, SAMPLE)
+    kept = [(layer, head) for layer in (0, 1) if layer not in empty for head in (0, 1)]
+    assert list(zip(frame["layer"], frame["head"], strict=True)) == kept
+    assert frame["top5"].between(0.0, 1.0).all()
