@@ -114,6 +114,28 @@ def atomic_dir(final: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def made_folder(folder: Path, *, keep: bool = True) -> Iterator[None]:
+    """Make a folder, and those above it that are missing, for the time of a block.
+
+    They stay if the block ends well and `keep` is set; otherwise those that were made go again.
+    """
+    made: list[Path] = []
+    try:
+        for path in (*reversed(folder.parents), folder):
+            if not path.is_dir():
+                path.mkdir()
+                made.append(path)
+        yield
+    except BaseException:
+        keep = False
+        raise
+    finally:
+        for path in () if keep else reversed(made):
+            with contextlib.suppress(OSError):  # somebody else has put something into it
+                path.rmdir()
+
+
+@contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Keep a folder to this process; the system lets go of it even after `kill -9`.
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.durable import atomic_write, one_clear_error
+from lab.durable import atomic_write, made_folder, one_clear_error
+from lab.naming import quoted
 from probes.tables import csv_text, json_rows, json_text, parquet_bytes
 
 MOST_JSON_ROWS = 100_000
@@ -29,14 +30,34 @@ def files_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
 
 
 def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[Path]:
-    """Write some tables into a folder, each file whole or not at all, and return the files.
+    """Write some tables into a new or empty folder, all or none, and return the files.
 
     Raises:
+        ValueError: The folder holds something: tables of two measurements must not mix.
         OSError: The place cannot be written or is full.
     """
-    files = files_of(tables)
-    with one_clear_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        atomic_write(folder / name, data)
-    return [folder / name for name in files]
+    return write_whole(folder, files_of(tables))
+
+
+def write_whole(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write files that belong together into a new or empty folder, all or none.
+
+    Raises:
+        ValueError: The folder holds something.
+        OSError: The place cannot be written or is full.
+    """
+    with one_clear_error(folder), made_folder(folder):
+        if any(folder.iterdir()):
+            raise ValueError(
+                f"folder for tables must be new or empty, got {quoted(str(folder))}, which holds "
+                "files; choose another"
+            )
+        paths = [folder / name for name in files]
+        try:
+            for path, data in zip(paths, files.values(), strict=True):
+                atomic_write(path, data)
+        except BaseException:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise
+    return paths

@@ -13,8 +13,10 @@ from tyro.conf import Positional, arg
 
 from apps.console import say
 from apps.usage_errors import said_in_one_line
+from lab.durable import made_folder, one_clear_error, temporary_name
 from lab.manifest import MANIFEST
-from lab.runs import CHECKPOINTS
+from lab.naming import quoted
+from lab.runs import CHECKPOINTS, CONFIG, runs_home
 
 Form = TypeVar("Form")
 
@@ -122,12 +124,55 @@ def listed(entries: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def check_out(out: Path) -> None:
-    """Raise ValueError if a folder for output is a file or a run (only its report goes there)."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, got the file {str(out)!r}; choose another")
+def check_out(given: str, *, new: bool = True) -> Path:
+    """Return the folder for output, once it can be written; nothing is left in it.
+
+    Args:
+        given: What stands after --out.
+        new: Refuse a folder that holds something, as tables of two measurements must not mix.
+
+    Raises:
+        ValueError: It is no name of a folder, holds a file already, or is in a run, whose files
+            are sealed, or the home of all runs.
+        OSError: It cannot be written.
+    """
+    if not given or "\0" in given:
+        raise ValueError(
+            f"--out must be the name of a folder, got {quoted(given)}; write --out DIR"
+        )
+    out = Path(given)
+    with one_clear_error(out):
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out must be a folder, got the file {quoted(given)}; choose another")
+        check_no_run(out, given)
+        if new and out.exists() and any(out.iterdir()):
+            raise ValueError(
+                f"--out must be a new or an empty folder, got {quoted(given)}, which holds files; "
+                "choose another name or empty it"
+            )
+        with made_folder(out, keep=False):
+            probe = temporary_name(out / "check")
+            probe.touch()
+            probe.unlink()
+    return out
+
+
+def check_no_run(out: Path, given: str) -> None:
+    """Raise ValueError if a folder for output is a run, lies in one or is the home of runs."""
+    place = out.resolve()
     if (out / MANIFEST).exists() or (out / CHECKPOINTS).exists():
         raise ValueError(
-            f"--out must not be a run folder, got {str(out)!r}; choose another folder "
+            f"--out must not be a run folder, got {quoted(given)}; choose another folder "
             "(`headlab report RUN` without --out writes into the run)"
+        )
+    for folder in place.parents:
+        sealed = (folder / MANIFEST).exists() or (folder / CHECKPOINTS).exists()
+        if sealed and (folder / CONFIG).exists():
+            raise ValueError(
+                f"--out must not lie in a run or a saved model, got {quoted(given)} within "
+                f"{quoted(str(folder))}; choose another folder"
+            )
+    if place == runs_home().resolve():
+        raise ValueError(
+            f"--out must not be the home of all runs, got {quoted(given)}; choose another folder"
         )

@@ -48,7 +48,7 @@ class CardForm:
         arg(help="card: seeds 100 to 199. tuning: seeds 0 to 99, on which cuts may be chosen."),
     ] = "card"
     out: Annotated[
-        Path | None,
+        str | None,
         arg(
             metavar="DIR",
             help="Also write every table and a picture into this folder.",
@@ -60,8 +60,7 @@ class CardForm:
 def run_card(arguments: list[str]) -> int:
     """Print the card, and write it where asked."""
     form = fill_in(CardForm, arguments, command="card", about=ABOUT)
-    if form.out is not None:
-        check_out(form.out)
+    out = None if form.out is None else check_out(form.out)
     from probes.card import measure_card
     from probes.planted.cohort import CARD_SEEDS, TUNING_SEEDS
 
@@ -69,9 +68,9 @@ def run_card(arguments: list[str]) -> int:
     with progress() as show:
         card = measure_card(seeds, jobs=min(MOST_JOBS, os.cpu_count() or 1), progress=show)
     say_card(card, seeds)
-    if form.out is not None:
+    if out is not None:
         say()
-        say_facts([("wrote", ", ".join(str(path) for path in write_card(card, form.out)))])
+        say_facts([("wrote", ", ".join(str(path) for path in write_card(card, out)))])
     return 0
 
 
@@ -95,16 +94,14 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 
 def write_card(card: "Card", folder: Path) -> list[Path]:
     """Write the tables (CSV, Parquet, JSON) and the confusion matrices (PNG); return the files."""
-    from lab.durable import atomic_write
     from probes.plots import new_figure, plot_confusion, png_bytes
-    from probes.table_files import write_tables
+    from probes.table_files import files_of, write_whole
 
-    files = write_tables(folder, card.tables)
+    files = files_of(card.tables)
     for labeler, frame in card.confusion.groupby("labeler", sort=False):
         name = "confusion-" + "-".join(str(labeler).replace("0.4", "0_4").split()) + ".png"
         figure = new_figure(12.0, 2.0 + 0.5 * frame["truth"].nunique())
         ax = plot_confusion(frame, ax=figure.add_subplot())
         ax.set_title(f"Known heads, as labelled by {labeler}", loc="left")
-        atomic_write(folder / name, png_bytes(figure))
-        files.append(folder / name)
-    return files
+        files[name] = png_bytes(figure)
+    return write_whole(folder, files)

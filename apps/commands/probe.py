@@ -123,10 +123,10 @@ class ProbeForm:
     ] = None
     seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
     out: Annotated[
-        Path | None,
+        str | None,
         arg(
             metavar="DIR",
-            help="Also write every table into this folder, as CSV, Parquet and JSON.",
+            help="Also write every table into this new folder, as CSV, Parquet and JSON.",
             help_behavior_hint="",
         ),
     ] = None
@@ -142,11 +142,10 @@ def run_probe(arguments: list[str]) -> int:
     if form.sequences is not None:
         require_whole("--sequences", form.sequences, 1)
     require_whole("--seed", form.seed, 0)
-    if form.out is not None:
-        check_out(form.out)
+    out = None if form.out is None else check_out(form.out)
     if form.all_checkpoints:
         refuse_beside(arguments, "--all-checkpoints")
-        return film(form)
+        return film(form, out)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
     if not subject.n_heads:
         say(f"{subject.title}; every head was pruned, so there is none to look at")
@@ -163,10 +162,10 @@ def run_probe(arguments: list[str]) -> int:
         tables = {"heads": say_scores(form, subject, chosen)}
     else:
         tables = say_what_heads_do(form, subject, chosen, card)
-    if form.out is not None:
+    if out is not None:
         for frame in tables.values():
             frame.attrs |= {**subject.facts, "input": chosen.description}
-        write_and_say(form.out, tables)
+        write_and_say(out, tables)
     return 0
 
 
@@ -246,7 +245,7 @@ def inputs_of(chosen: Input, pairs: str | None) -> list[tuple[str, str]]:
     return facts
 
 
-def film(form: ProbeForm) -> int:
+def film(form: ProbeForm, out: Path | None) -> int:
     """Print the scores at every checkpoint of a run, and where heads set in."""
     if not is_run(form.what):
         raise ValueError(f"--all-checkpoints must be asked of a run, got {quoted(form.what)}")
@@ -270,8 +269,8 @@ def film(form: ProbeForm) -> int:
     )
     say()
     say_film(json_rows(frame), onset_rows(onsets))
-    if form.out is not None:
-        write_and_say(form.out, {"dynamics": frame, "onsets": onsets})
+    if out is not None:
+        write_and_say(out, {"dynamics": frame, "onsets": onsets})
     return 0
 
 

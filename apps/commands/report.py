@@ -29,7 +29,7 @@ class ReportForm:
 
     run: RunName
     out: Annotated[
-        Path | None,
+        str | None,
         arg(
             metavar="DIR",
             help="Folder to write to; it must not be a run itself.",
@@ -42,9 +42,8 @@ def run_report(arguments: list[str]) -> int:
     """Write the report of a run and say where it is."""
     form = fill_in(ReportForm, arguments, command="report", about=ABOUT)
     run = open_run(form.run)
-    if form.out is not None:
-        check_out(form.out)
-    say_facts([("report", str(report_run(run, form.out)))])
+    out = None if form.out is None else check_out(form.out, new=False)
+    say_facts([("report", str(report_run(run, out)))])
     return 0
 
 

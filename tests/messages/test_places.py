@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from apps.cli import main
+from apps.commands import probe
 from lab.runs import list_runs, open_run
 from probes import plots, report
 
@@ -161,7 +162,8 @@ def test_a_disk_that_fills_up_in_training_keeps_what_was_complete(
         ("report tiny", 2_000, "<tmp>/home/tiny/manifest.json"),
         ("report tiny", 5_000, "<tmp>/home/tiny/heads.parquet"),
         ("report tiny --out OUT", 5_000, "<tmp>/out/heads.parquet"),
-        ("probe tiny --sequences 2 --out OUT", 1_000, "<tmp>/out/heads.csv"),
+        ("probe tiny --sequences 2 --out NEW/IN", 1_000, "<tmp>/new/in/labels.csv"),
+        ("probe tiny --sequences 2 --out NEW/IN", 9_000, "<tmp>/new/in/labels.parquet"),
         (
             "prune tiny --heads L0H0 --sequences 2",
             3_000,
@@ -180,7 +182,8 @@ def test_a_file_that_does_not_fit_leaves_no_half_and_no_old_one_changed(
 ) -> None:
     assert main(["report", "tiny", "--out", str(tmp_path / "out")]) == 0  # the old one
     before = files_of(home), files_of(tmp_path / "out")
-    words = line.replace("SMALL", " ".join(small)).replace("OUT", str(tmp_path / "out")).split()
+    line = line.replace("OUT", str(tmp_path / "out")).replace("NEW/IN", str(tmp_path / "new/in"))
+    words = line.replace("SMALL", " ".join(small)).split()
     with files_of_at_most(size):
         message = refusal(*words, remarks=True)
     assert message == FULL.format("File too large", place)
@@ -191,6 +194,41 @@ def test_a_file_that_does_not_fit_leaves_no_half_and_no_old_one_changed(
     )
     assert set(after[1]) == set(before[1])
     assert [path.name for path in home.iterdir()] == ["tiny"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_place_for_tables_is_checked_before_the_work(
+    home: Path, tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be written is refused before a model is loaded, and nothing is left there."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("worked before it looked at the place")
+
+    monkeypatch.setattr(probe, "open_subject", never)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "labels.csv").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for place, message in (
+        ("", "--out must be the name of a folder, got ''; write --out DIR"),
+        ("a\0b", "--out must be the name of a folder, got 'a\\x00b'; write --out DIR"),
+        ("file", "--out must be a folder, got the file 'file'; choose another"),
+        ("file/in", "place for output must be writable, got 'File exists' at 'file/in'; "),
+        ("n" * 300, "place for output must be writable, got 'File name too long' at 'nnn"),
+        ("new/" + "n" * 300, "place for output must be writable, got 'File name too long' at 'new"),
+        ("full", "--out must be a new or an empty folder, got 'full', which holds files; "),
+        (".", "--out must be a new or an empty folder, got '.', which holds files; "),
+        ("home", "--out must not be the home of all runs, got 'home'; "),
+        ("home/tiny/new", "--out must not lie in a run or a saved model, got 'home/tiny/new' wi"),
+        ("home/tiny/checkpoints", "--out must not lie in a run or a saved model, got 'home/tiny"),
+        (f"home/tiny/{LAST}/x/y", "--out must not lie in a run or a saved model, got 'home/tiny"),
+    ):
+        assert refusal("probe", "tiny", "--out", place).startswith(message)
+        if place not in ("full", "."):  # a report may be written again
+            assert refusal("report", "tiny", "--out", place).startswith(message)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_home_that_is_a_file_is_named_by_every_command(
