@@ -279,7 +279,8 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> PerHead:
 def written_shares(heads: Heads, found: Measures) -> tuple[PerHead, PerHead]:
     """Return the sink's share of each head's output, and the output as share of its layer's median.
 
-    A head that writes nothing at all has the share 0, whatever its layer writes.
+    A head that writes nothing at all has the share 0, whatever its layer writes; where no row
+    stands behind the first key, what heads write is unknown, and NaN.
     """
     sink, output = (found[name].sum(axis=0) for name in ("sink norm", "output norm"))
     layers = np.array([layer for layer, _ in heads])
@@ -288,5 +289,5 @@ def written_shares(heads: Heads, found: Measures) -> tuple[PerHead, PerHead]:
         for layer in set(layers.tolist()):
             own = layers == layer
             share[own] = output[own] / np.median(output[own])
-        share[output == 0.0] = 0.0
+        share[(output == 0.0) & (found["written rows"].sum(axis=0) > 0)] = 0.0
         return np.where(output > 0.0, sink / output, np.nan), share

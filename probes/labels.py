@@ -188,8 +188,8 @@ def require_numbers(evidence: Evidence) -> None:
     if heads:
         more = f" and {len(heads) - 1} more" if len(heads) > 1 else ""
         raise ValueError(
-            f"attention must be numbers, got NaN in {heads[0]}{more}; the model's weights hold NaN "
-            "or infinity"
+            f"attention must be numbers, got NaN in {heads[0]}{more}; its scores are infinite, or "
+            "a hook made them so"
         )
 
 

@@ -155,8 +155,13 @@ def written_measures(
         sums = value_sums(reads, x, written_shape(output_weights(model, layer)))
     except ValueError:
         nothing = np.full((len(x.tokens), reads.n_heads), np.nan)
-        return {"sink norm": nothing, "output norm": nothing}
-    return {"sink norm": sums.sink_norm.numpy(), "output norm": sums.output_norm.numpy()}
+        return {"sink norm": nothing, "output norm": nothing, "written rows": nothing}
+    n_rows = sums.n_rows.double().unsqueeze(1).expand_as(sums.output_norm)
+    return {
+        "sink norm": sums.sink_norm.numpy(),
+        "output norm": sums.output_norm.numpy(),
+        "written rows": n_rows.numpy(),
+    }
 
 
 def pair_rows(pair: PairedInput) -> tuple[Int[Tensor, " row"], Int[Tensor, "step row"]]:

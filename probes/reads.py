@@ -91,8 +91,10 @@ def probe_input(
 
     Raises:
         ValueError: Neither a batch nor token ids, no sequence, no token, or a mask of another
-            shape or without a real token in some sequence.
+            shape or without a real token in some sequence; or a weight of the model is NaN or
+            infinite, so that no number could be trusted.
     """
+    require_finite(model)
     if special_ids is None:
         special_ids = special_ids_of(model, batch_or_tokens)
     if isinstance(batch_or_tokens, Batch):
@@ -111,6 +113,20 @@ def probe_input(
         causal=sees_earlier_only(model),
         real=None if attention_mask is None else real_tokens(attention_mask, tokens),
     )
+
+
+def require_finite(model: ReadableModel) -> None:
+    """Refuse weights that are no numbers: then no score would be one.
+
+    Raises:
+        ValueError: Some weight is NaN or infinite.
+    """
+    for name, weight in model.named_parameters() if isinstance(model, nn.Module) else ():
+        if not bool(weight.detach().isfinite().all()):
+            raise ValueError(
+                f"weights must be finite, got nan or inf in {name}; restore them from a copy or "
+                "train again"
+            )
 
 
 def sees_earlier_only(model: ReadableModel) -> bool:

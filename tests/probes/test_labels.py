@@ -282,6 +282,16 @@ def test_padding_on_the_left_changes_nothing():
     np.testing.assert_allclose(with_pads["score"], plain["score"], atol=1e-9)
 
 
+def test_one_token_tells_nothing_of_what_heads_write(planted):
+    """No row stands behind the first: what heads write there is unknown, and not nothing."""
+    pads = torch.zeros(3, 4, dtype=torch.long)
+    real = torch.tensor([[0, 0, 0, 1]] * 3)
+    for tokens, mask in ((torch.tensor([[5], [6], [7]]), None), (pads, real)):
+        labels = label_heads(planted.model, tokens, attention_mask=mask, sequences=8)
+        assert not labels["silent"].any()
+        assert not labels["reason"].str.contains("next to nothing").any()
+
+
 def test_short_sequences_make_no_sinks_of_even_heads():
     model = plant([[PlantedHead(kind="uniform"), PlantedHead(kind="first")]], n_ctx=18).model
     tokens = torch.randint(2, 28, (12, 5), generator=torch.Generator().manual_seed(0))
@@ -387,7 +397,7 @@ def test_model_without_room_for_blocks_has_no_labels_of_content():
     assert labels_of(labels) == ["previous", "first"]
     assert labels["ladder_after"].isna().all()
     assert labels.attrs["repeated_blocks"] is None
-    with pytest.raises(ValueError, match=r"block must be at least 4 tokens, but n_ctx = 6"):
+    with pytest.raises(ValueError, match=r"model must have room for repeated blocks of 4 .*n_ctx = 6"):
         label_heads(model)
 
 
@@ -395,8 +405,20 @@ def test_weights_that_are_no_numbers_are_told(batch):
     model = plant(LAYERS).model
     with torch.no_grad():
         model.blocks[1].attn.W_Q[5] = math.nan
-    with pytest.raises(ValueError, match="attention must be numbers, got NaN in L1H5; the model's"):
+    with pytest.raises(ValueError, match=r"finite, got nan or inf in blocks.1.attn.W_Q; restore"):
         label_heads(model, batch, sequences=8)
+
+
+def test_attention_that_is_no_number_is_told(batch):
+    """A hook can spoil what the weights give."""
+    model = plant(LAYERS).model
+
+    def spoil(q, hook):
+        return torch.where(torch.arange(q.shape[2]).unsqueeze(1) == 5, math.nan, q)
+
+    with model.hooks([("blocks.1.attn.hook_q", spoil)]):
+        with pytest.raises(ValueError, match="attention must be numbers, got NaN in L1H5; "):
+            label_heads(model, batch, sequences=8)
 
 
 def test_model_that_sees_both_ways_and_one_without_heads(plain, batch):
