@@ -56,6 +56,15 @@ def head_label(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write how many there are of something.
+
+    >>> counted(1, "sequence"), counted(1200, "token")
+    ('1 sequence', '1,200 tokens')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def article(noun: str) -> str:
     """Put the article before a noun.
 
