@@ -28,6 +28,9 @@ FileKind = Literal["text", "jsonl", "ids"]
 LONGEST_FILE = 16 * 2**20
 """Bytes of a file of prompts."""
 
+LONGEST_ID = 1_000
+"""Digits of what is read as a number; no model knows so many ids."""
+
 Ids = list[int]
 Given = tuple[int, str | Ids]
 """The number of a line, and the text or the ids that it holds."""
@@ -64,7 +67,10 @@ def read_prompts(
     name = quoted(str(path))
     given = [parsed(kind, number, line, name) for number, line in numbered_lines(path)]
     if not given:
-        raise ValueError(f"a file of prompts must have at least one line, got none in {name}")
+        raise ValueError(
+            f"a file of prompts must have at least one line, got none in {name}; "
+            "write one sequence a line"
+        )
     if task is not None and all(isinstance(what, str) for _, what in given):
         words = [word_batch(task, model, number, str(what), name) for number, what in given]
         batch, mask = joined_batch(words)
@@ -88,7 +94,10 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
             data = file.read(LONGEST_FILE + 1)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"a file of prompts must be readable, got {reason!r} at {name}") from None
+        raise ValueError(
+            f"a file of prompts must be readable, got {reason!r} at {name}; "
+            "give the name of a file that you may read"
+        ) from None
     if len(data) > LONGEST_FILE:
         raise ValueError(
             f"a file of prompts must have at most {LONGEST_FILE} bytes, got more in {name}; "
@@ -116,36 +125,71 @@ def parsed(kind: FileKind, number: int, line: str, name: str) -> Given:
     if kind == "text":
         return number, checked_text(line, number, name)
     if kind == "ids":
-        words = re.split(r"[\s,]+", line.strip(" \t,[]"))
-        wrong = next((w for w in words if not re.fullmatch(r"-?[0-9]{1,18}", w)), None)
-        if wrong is not None:
-            raise ValueError(
-                f"line {number} of {name} must be token ids with spaces or commas between, "
-                f"got {quoted(wrong)}"
-            )
-        return number, [int(word) for word in words]
-    try:
-        found: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError(
-            f"line {number} of {name} must be JSON, got {quoted(line)}; use --text for plain text"
-        ) from None
+        return number, ids_in(line, number, name)
+    found = json_value(line, number, name)
     if isinstance(found, dict):
-        keys = [key for key in ("text", "ids") if key in found]
-        if len(keys) != 1:
+        keys = list(found)
+        if keys not in (["text"], ["ids"]):
             raise ValueError(
-                f"line {number} of {name} must be an object with 'text' or 'ids', "
-                f"got the keys {quoted(sorted(map(str, found)))}"
+                f"line {number} of {name} must be an object with 'text' or 'ids' and no other key, "
+                f"got the keys {quoted(sorted(keys))}"
             )
         found = found[keys[0]]
     if isinstance(found, str):
         return number, checked_text(found, number, name)
-    if isinstance(found, list) and all(is_whole(one) for one in found):
-        return number, found
-    raise ValueError(
-        f"line {number} of {name} must be a text, a list of token ids or an object with one of "
-        f"them, got {quoted(found)}"
-    )
+    if not isinstance(found, list):
+        raise ValueError(
+            f"line {number} of {name} must be a text, a list of token ids or an object with one of "
+            f"them, got {quoted(found)}"
+        )
+    for place, one in enumerate(found, start=1):
+        if not is_whole(one):
+            raise ValueError(
+                f"element {place} of the list on line {number} of {name} must be a token id, which "
+                f"is a whole number, got {quoted(one)}"
+            )
+    return number, found
+
+
+def ids_in(line: str, number: int, name: str) -> Ids:
+    """Return the ids of a line of ids; brackets around all of them may stand."""
+    text = line.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1].strip()
+    words = re.split(r"\s*,\s*|\s+", text)
+    for place, word in enumerate(words, start=1):
+        if not re.fullmatch(rf"-?[0-9]{{1,{LONGEST_ID}}}", word):
+            raise ValueError(
+                f"line {number} of {name} must be token ids with spaces or commas between, "
+                f"got {quoted(word)} as number {place}"
+            )
+    return [int(word) for word in words]
+
+
+def json_value(line: str, number: int, name: str) -> Any:
+    """Return what a line of JSON says; a key that is said twice has no one value."""
+    twice: list[str] = []
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                twice.append(key)
+            found[key] = value
+        return found
+
+    try:
+        found = json.loads(line, object_pairs_hook=collect)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f"line {number} of {name} must be JSON, got {quoted(line)}; use --text for plain text"
+        ) from None
+    if twice:
+        raise ValueError(
+            f"keys on line {number} of {name} must be different, got {quoted(twice[0])} twice; "
+            "remove one"
+        )
+    return found
 
 
 def checked_text(text: str, number: int, name: str) -> str:
@@ -181,7 +225,7 @@ def ids_of(model: HookedGPT, number: int, what: str | Ids, name: str) -> Ids:
     if unknown is not None:
         raise ValueError(
             f"token ids on line {number} of {name} must be from 0 to {config.d_vocab - 1}, "
-            f"got {quoted(unknown)}"
+            f"got {quoted(unknown)}; the model knows no other"
         )
     return ids
 
@@ -244,11 +288,12 @@ def described(
     shortest, longest = min(lengths), max(lengths)
     size = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
     several = "prompt" if len(tokens) == 1 else "prompts"
+    of = "token" if size == "1" else "tokens"
     first = first_token(tokens[:, 0].tolist(), model)
     return Prompts(
         sequences=sequences,
         attention_mask=mask,
-        description=f"{len(tokens)} {several} of {size} tokens from {name}; {first}",
+        description=f"{len(tokens)} {several} of {size} {of} from {name}; {first}",
     )
 
 

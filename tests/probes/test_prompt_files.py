@@ -38,6 +38,7 @@ def read(model: HookedGPT, tmp_path: Path):
 
 
 def test_texts_of_one_length_need_no_mask(read) -> None:
+    assert read("ids", "1\n").description.startswith("1 prompt of 1 token from ")
     prompts = read("text", "<bos>ab\n<bos>cd\n")
     assert prompts.sequences.tolist() == [[0, 2, 3], [0, 4, 5]]
     assert prompts.attention_mask is None
@@ -53,7 +54,7 @@ def test_texts_of_one_length_need_no_mask(read) -> None:
         ("ids", "2 3 4\n2"),
         ("ids", "[2, 3,4]\n2\n\n\n"),
         ("jsonl", '"abc"\n[2]\n'),
-        ("jsonl", '{"text": "abc", "n": 1}\n{"ids": [2]}'),
+        ("jsonl", '{"text": "abc"}\n{"ids": [2]}'),
     ],
 )
 def test_lines_of_any_kind_are_padded_behind(kind: str, content: str, read) -> None:
@@ -94,7 +95,7 @@ def test_words_of_a_task_come_with_their_answers(read) -> None:
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("text", "", "a file of prompts must have at least one line, got none in "),
+        ("text", "", "must have at least one line, got none in .*; write one sequence a line"),
         ("text", "\n\n", "a file of prompts must have at least one line, got none in "),
         ("text", "ab\n\nab", "line 2 of .* must hold a prompt, got none; remove it"),
         ("text", "ab\n \t\nab", "line 2 of .* must hold a prompt, got none; remove it"),
@@ -106,20 +107,30 @@ def test_words_of_a_task_come_with_their_answers(read) -> None:
         ("ids", "1 2\n1 7", "token ids on line 2 of .* must be from 0 to 6, got 7"),
         ("ids", "1 -1", "token ids on line 1 of .* must be from 0 to 6, got -1"),
         ("ids", "1 2.5", "line 1 of .* must be token ids with spaces or commas between, got '2.5'"),
-        ("ids", "9" * 500, "line 1 of .* must be token ids .*, got '9{100}"),
+        ("ids", "9" * 500, "token ids on line 1 of .* must be from 0 to 6, got 9{90}"),
+        ("ids", "1 " + "9" * 30, "on line 1 of .* must be from 0 to 6, got 9{30}; the model know"),
+        ("ids", "9" * 5000, "line 1 of .* must be token ids .*, got '9{90}"),
+        ("ids", "0,,2", "line 1 of .* must be token ids .*, got '' as number 2"),
+        ("ids", "0,2,", "line 1 of .* must be token ids .*, got '' as number 3"),
+        ("ids", "[[0,2", "line 1 of .* must be token ids .*, got '\\[\\[0' as number 1"),
+        ("jsonl", '{"text": "a", "text": "b"}', "keys on line 1 of .* different, got 'text' twice"),
+        ("jsonl", '{"text": "a", "n": 1}', r"and no other key, got the keys \['n', 'text'\]"),
+        ("jsonl", "[0, 1.0]", "element 2 of the list on line 1 of .* whole number, got 1.0"),
+        ("jsonl", "[0, NaN, 2]", "element 2 of the list on line 1 of .* whole number, got nan"),
+        ("jsonl", '{"ids": [0, "2"]}', "element 2 of the list on line 1 of .* number, got '2'"),
         ("ids", "[]", "line 1 of .* must be token ids .*, got ''"),
         ("ids", "1 \u0661", r"line 1 of .* must be token ids .*, got '\\u0661'"),
         ("jsonl", "ab", "line 1 of .* must be JSON, got 'ab'; use --text for plain text"),
         ("jsonl", "[" * 100_000, "line 1 of .* must be JSON, got "),
-        ("jsonl", '{"text": "a", "ids": [1]}', "must be an object with 'text' or 'ids', got the k"),
+        ("jsonl", '{"text": "a", "ids": [1]}', "object with 'text' or 'ids' and no other key, go"),
         ("jsonl", '{"prompt": "a"}', r"must be an object with .*, got the keys \['prompt'\]"),
-        ("jsonl", "[1, true]", "line 1 of .* must be a text, a list of token ids or .*, got "),
-        ("jsonl", "[[1]]", "line 1 of .* must be a text, a list of token ids or .*, got "),
+        ("jsonl", "[1, true]", "element 2 of the list on line 1 of .* whole number, got True"),
+        ("jsonl", "[[1]]", r"element 1 of the list on line 1 of .* whole number, got \[1\]"),
         ("jsonl", "null", "line 1 of .* must be a text, a list of token ids or .*, got None"),
         ("jsonl", "[]", "line 1 of .* must hold a token, got none; remove it"),
         ("jsonl", '{"text": ""}', "line 1 of .* must hold a prompt, got none; remove it"),
         ("jsonl", '"\\ud800"', r"line 1 of .* must be text, got half a character, '\\ud800'"),
-        ("jsonl", "[1e400]", "line 1 of .* must be a text, a list of token ids or .*, got "),
+        ("jsonl", "[1e400]", "element 1 of the list on line 1 of .* whole number, got inf"),
         ("jsonl", "[" + "9" * 5000 + "]", "line 1 of .* must be JSON|token ids on line 1 of "),
     ],
 )  # fmt: skip
@@ -147,7 +158,7 @@ def test_words_that_are_none_are_refused(content: str, message: str, read) -> No
 
 def test_a_place_that_is_no_file_is_refused(model: HookedGPT, tmp_path: Path) -> None:
     for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "x", "No such file or dir")):
-        with pytest.raises(ValueError, match=f"file of prompts must be readable, got '{reason}"):
+        with pytest.raises(ValueError, match=f"must be readable, got '{reason}.*; give the"):
             read_prompts(place, "text", model)
     with pytest.raises(ValueError, match="file of prompts must be readable, got 'embedded null"):
         read_prompts(Path("a\0b"), "text", model)
