@@ -117,6 +117,12 @@ def repeated_pair(
     n_blocks, first = 2 if repeats else 3, int(prefix_id is not None)
     room = block_room(sizes, len(words), first, n_blocks)
     if block is None:
+        if room < SHORTEST_BLOCK:
+            raise ValueError(
+                f"model must have room for repeated blocks of {SHORTEST_BLOCK} tokens or more, but "
+                f"n_ctx = {sizes.n_ctx} and {len(words)} different ids allow {max(0, room)}; give "
+                "sequences of your own (on the command line with --ids or --text)"
+            )
         block = min(LONGEST_BLOCK, room)
     require(
         is_whole(block) and SHORTEST_BLOCK <= block <= room,

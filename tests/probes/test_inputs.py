@@ -91,7 +91,11 @@ def test_tokenizer_says_what_begins_a_sequence_and_what_is_no_word():
         ({"ids": [5] * 60}, r"different ids without the prefix, got 60 ids, 1 of them different"),
         ({"ids": range(60)}, r"ids to draw from must .* with the prefix 0"),
         ({"ids": range(50, 70)}, r"ids to draw from must be a whole number of at most 59, got 60"),
-        ({"ids": range(2, 9)}, r"block must be at least 4 tokens, but n_ctx = 64 and 7 different"),
+        (
+            {"ids": range(2, 9), "block": 4},
+            r"block must be at least 4 tokens, but n_ctx = 64 and 7",
+        ),
+        ({"ids": range(2, 9)}, r"blocks of 4 tokens .* n_ctx = 64 and 7 different ids allow 3; gi"),
         ({"prefix": 60}, r"prefix must be a whole number of at most 59, got 60"),
         ({"n_sequences": 0}, r"n_sequences must be a whole number of at least 1, got 0"),
         ({"seed": -1}, r"seed must be a whole number of at least 0, got -1"),
@@ -104,7 +108,9 @@ def test_what_does_not_fit_is_refused(changes, message):
 
 def test_too_small_a_model_has_no_blocks():
     assert not can_repeat(config(n_ctx=8))
-    with pytest.raises(ValueError, match=r"block must be at least 4 tokens, but n_ctx = 8 and"):
+    with pytest.raises(
+        ValueError, match=r"model must have room for .*n_ctx = 8 and 58 .*; give seq"
+    ):
         repeated_pair(config(n_ctx=8))
     with pytest.raises(ValueError, match="model that says d_vocab and n_ctx, or a ModelConfig"):
         repeated_pair("gpt2")
