@@ -23,6 +23,15 @@ TRACEBACK = "HEADLAB_TRACEBACK"
 """Set to 1, this variable of the environment shows where in the code an error came from."""
 
 
+MAKES_SMALLER = {
+    "train": "make the model, the length or --batch-size smaller",
+    "probe": "take fewer or shorter sequences (--sequences, --text, --jsonl or --ids)",
+    "ablate": "make --sequences smaller",
+    "prune": "make --sequences smaller",
+}
+"""What helps where a command ran out of memory, in flags that it has."""
+
+
 @dataclass(frozen=True)
 class CommandEntry:
     """A command by name, before its module is imported."""
@@ -99,7 +108,7 @@ def guarded(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        message = what_a_person_can_mend(error)
+        message = what_a_person_can_mend(error, arguments[0])
         if message is None or os.environ.get(TRACEBACK) == "1":
             raise
         sys.stdout.flush()
@@ -154,14 +163,12 @@ def version() -> str:
         return "(not installed: run from its folder)"
 
 
-def what_a_person_can_mend(error: Exception) -> str | None:
+def what_a_person_can_mend(error: Exception, command: str = "") -> str | None:
     """Return the line for an error that a person caused; None for a fault in the code."""
     text = one_line(str(error))
     if isinstance(error, MemoryError) or is_out_of_memory(text, error):
-        return (
-            f"model and batch must fit into memory, got {wanted_memory(text)}; "
-            "make the model, the length or --batch-size smaller"
-        )
+        smaller = MAKES_SMALLER.get(command, "take a smaller model")
+        return f"model and batch must fit into memory, got {wanted_memory(text)}; {smaller}"
     if isinstance(error, RuntimeError):
         return None
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,6 +1,7 @@
 """The command line as a whole: what is found, how errors are said, what is not imported."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -234,7 +235,7 @@ def raising(error: BaseException) -> Callable[[list[str]], int]:
             RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"),
             2,
             "headlab: error: model and batch must fit into memory, got too little for 9.7 GB at "
-            "once; make the model, the length or --batch-size smaller",
+            "once; take a smaller model",
         ),
         (MemoryError(), 2, "headlab: error: model and batch must fit into memory, got too little"),
         (KeyboardInterrupt(), 130, "headlab: stopped"),
@@ -248,6 +249,19 @@ def test_what_a_person_can_cause_ends_in_one_line(
     assert (got, out) == (code, "")
     assert err.startswith(line)
     assert err.count("\n") == 1
+
+
+def test_the_remedy_for_too_little_memory_is_one_that_the_command_has(
+    headlab: Headlab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in [entry.name for entry in cli.COMMANDS]:
+        helped = headlab(command, "--help")[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(cli, "dispatch", raising(MemoryError()))
+            told = headlab(command)[2]
+        flags = re.findall(r"--[a-z-]+", told)
+        assert all(flag in helped for flag in flags), command
+        assert flags or "take a smaller model" in told
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), KeyError("x"), TypeError("y")])
