@@ -28,6 +28,7 @@ LABEL_COLUMNS = (
     "label",
     "score",
     "control",
+    "effect",
     "95 % interval\nof the effect",
     "chance",
     "q",
@@ -62,7 +63,7 @@ def say_labels(rows: Sequence[Row], *, everything: bool = False, task: str | Non
     chosen = list(rows)
     if len(rows) > FEW_HEADS and not everything:
         chosen = [row for label in labels_in(rows) for row in top_heads(rows, label)]
-    say_table(LABEL_COLUMNS, [label_cells(row, task) for row in chosen], words=(0, 1, 4, 7, 8))
+    say_table(LABEL_COLUMNS, [label_cells(row, task) for row in chosen], words=(0, 1, 5, 8, 9))
     if len(chosen) < len(rows):
         say()
         say(
@@ -124,6 +125,7 @@ def label_cells(row: Row, task: str | None) -> list[str]:
         f"{label}{strength}",
         number(row["score"]),
         number(row["control"]),
+        number(row["effect"]),
         interval(row),
         number(row["chance"]),
         # Of another class, the test says nothing about this label.

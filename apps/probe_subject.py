@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from apps.opened_run import SEQUENCES, OpenedRun, open_for_measuring
 from lab.durable import file_sha256, read_json
 from lab.manifest import MANIFEST, is_file_within, read_manifest
-from lab.naming import bare, quoted, unknown_name
+from lab.naming import bare, counted, quoted, unknown_name
 from lab.packaged import KNOWN, packaged_file
-from lab.runs import CONFIG, WEIGHTS, run_names, runs_home
+from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, run_names, runs_home
 
 if TYPE_CHECKING:
     from lab.model import HookedGPT
     from lab.shapes import PositionMask, Tokens
     from lab.tasks.base import Batch
     from probes.prompt_files import FileKind
+
+MODEL_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
+"""Endings of weights: what is wrong with one is said by what reads it."""
 
 PAIRS = 64
 """Repeated sequences that a model is probed on, unless told otherwise."""
@@ -102,10 +105,35 @@ def is_run(name: str) -> bool:
             known = [*run_names(home), *KNOWN]
             raise ValueError(unknown_name("run or model", name, known))
     if not is_there(path / CONFIG):
-        # A folder without one is refused in the words of a run.
+        refuse_what_is_no_model(path, name)
+        # What is left of a folder of headlab is refused in the words of a run.
         return not (is_there(path) and path.is_file())
     described = read_json(path / CONFIG)
     return "schema_version" in described and "step" not in described and "train" in described
+
+
+def refuse_what_is_no_model(path: Path, name: str) -> None:
+    """Raise ValueError for a file or a folder that neither is nor was a model."""
+    if not is_there(path):
+        return
+    if path.is_dir():
+        if any(is_there(path / left) for left in (MANIFEST, CHECKPOINTS, WEIGHTS)):
+            return
+        got = f"the folder {quoted(name)} without {CONFIG}"
+    else:
+        if path.suffix.lower() in MODEL_FILES or not path.is_file():
+            return
+        try:
+            with path.open("rb") as file:
+                if file.read(4) == b"GGUF":
+                    return
+        except OSError:  # said when the file is read
+            return
+        got = f"the file {quoted(name)}, which is none"
+    raise ValueError(
+        f"what is probed must be a run, a model's name ({', '.join(KNOWN)}), a folder with "
+        f"{CONFIG} or a GGUF file, got {got}; `headlab runs` lists the runs"
+    )
 
 
 def is_there(path: Path) -> bool:
@@ -132,7 +160,8 @@ def open_model(name: str, device: str) -> Subject:
         file = packaged_file(KNOWN[name], name) if name in KNOWN else path
         digest = file_sha256(file) if file.is_file() else None
     config = model.config
-    title = f"{bare(path.name or name)}: {config.n_layers} layers x {config.n_heads} heads"
+    size = f"{counted(config.n_layers, 'layer')} x {counted(config.n_heads, 'head')}"
+    title = f"{bare(path.name or name)}: {size}"
     if model.provenance:
         title += f" ({model.provenance})"
     facts = {"run": None, "checkpoint_sha256": digest, "step": None, "seed": None}
@@ -197,8 +226,11 @@ def choose_input(
             sequences=subject.opened.unseen(n),
             attention_mask=None,
             n=n,
-            description=f"{n} unseen sequences of {config.task}; all begin with id 0 <bos>",
+            description=f"{counted(n, 'unseen sequence')} of {config.task}; "
+            "all begin with id 0 <bos>",
             task=config.task,
         )
     n = PAIRS if sequences is None else sequences
-    return Input(sequences=None, attention_mask=None, n=n, description=f"{n} repeated sequences")
+    return Input(
+        sequences=None, attention_mask=None, n=n, description=counted(n, "repeated sequence")
+    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from apps.console import grouped, is_main_process, remark, say_facts
 from lab.config import TrainConfig
 from lab.manifest import MANIFEST
+from lab.naming import counted
 from lab.runs import CONFIG, checkpoint_steps, runs_home
 
 if TYPE_CHECKING:
@@ -78,7 +79,10 @@ def train_in_terminal(
     leave_processes()
     if last is not None and is_main_process():
         seconds = time.monotonic() - began
-        say_facts(outcome(run_dir, last, config.steps - first_step + 1, seconds))
+        facts = outcome(run_dir, last, config.steps - first_step + 1, seconds)
+        if camera is not None:
+            facts.append(("film", film_text(len(camera.frames), run_dir)))
+        say_facts(facts)
     return 0
 
 
@@ -115,8 +119,9 @@ def announcement(config: TrainConfig, run_dir: Path) -> str:
     from_step = f", going on from step {grouped(done[-1])}" if done else ""
     return (
         f"training {config.task} of length {config.length} into {run_dir}: "
-        f"{model.n_layers} layers x {model.n_heads} heads, d_model {model.d_model}, "
-        f"{grouped(config.steps)} steps of {config.batch_size} sequences{from_step}"
+        f"{counted(model.n_layers, 'layer')} x {counted(model.n_heads, 'head')}, "
+        f"d_model {model.d_model}, {counted(config.steps, 'step')} of "
+        f"{counted(config.batch_size, 'sequence')}{from_step}"
     )
 
 
@@ -187,10 +192,21 @@ def outcome(
     parameters = sum(p.numel() for p in last.model.parameters())
     facts = [("run", f"{run_dir} ({grouped(parameters)} parameters)")]
     if n_steps > 1:
-        facts.append(("trained", f"{grouped(n_steps)} steps in {seconds:.0f} s on {device}"))
+        facts.append(("trained", f"{counted(n_steps, 'step')} in {seconds:.0f} s on {device}"))
     if last.evaluation is not None:
         facts.append(("reached", accuracy_text(last.evaluation)))
     return facts
+
+
+def film_text(n_frames: int, run_dir: Path) -> str:
+    """Return how many frames a run's film has, and how to see them."""
+    shown = f"headlab probe {place_of(run_dir)} --all-checkpoints"
+    return f"{counted(n_frames, 'frame')} of all heads; `{shown}` shows them"
+
+
+def place_of(run_dir: Path) -> str:
+    """Return what a person calls a run on the command line."""
+    return run_dir.name if run_dir.parent == runs_home() else str(run_dir)
 
 
 def accuracy_text(evaluation: "Evaluation") -> str:
@@ -198,7 +214,7 @@ def accuracy_text(evaluation: "Evaluation") -> str:
     return (
         f"exact-match {evaluation.exact_match:.3f}, token accuracy "
         f"{evaluation.token_accuracy:.3f}, loss {evaluation.loss:.4f} nats "
-        f"on {grouped(evaluation.n_sequences)} unseen sequences"
+        f"on {counted(evaluation.n_sequences, 'unseen sequence')}"
     )
 
 
@@ -208,10 +224,9 @@ def say_how_to_go_on(run_dir: Path, config: TrainConfig) -> None:
     if not (run_dir / CONFIG).is_file() or not steps:
         remark("stopped before the first step; nothing was written")
         return
-    place = run_dir.name if run_dir.parent == runs_home() else str(run_dir)
     remark(
         f"stopped; step {grouped(steps[-1])} of {grouped(config.steps)} is saved. Go on with:\n"
-        f"  headlab train --resume {place}"
+        f"  headlab train --resume {place_of(run_dir)}"
     )
 
 

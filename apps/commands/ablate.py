@@ -13,9 +13,9 @@ from apps.commands.arguments import (
     fill_in,
     require_named,
 )
-from apps.console import grouped, say, say_table
+from apps.console import say, say_table
 from apps.opened_run import SEQUENCES, OpenedRun, open_for_measuring, parse_heads
-from lab.naming import head_label
+from lab.naming import counted, head_label
 
 if TYPE_CHECKING:
     from lab.tasks.base import Batch
@@ -92,7 +92,7 @@ def say_comparison(
     whole = evaluate(opened.model, batch)
     ablated = evaluate(opened.model, batch, gates=gates)
     label = ",".join(head_label(layer, head) for layer, head in sorted(set(heads)))
-    say(f"{opened.title}; {mode} ablation of {label}, {grouped(len(batch))} sequences")
+    say(f"{opened.title}; {mode} ablation of {label}, {counted(len(batch), 'sequence')}")
     say()
     rows = []
     for name in METRICS:
@@ -120,7 +120,7 @@ def say_sweep(opened: OpenedRun, batch: "Batch", mode: str) -> None:
             cells += [f"{row['delta']:+.4f}"]
         if len(rows["nothing"]) < len(METRICS) + 1:
             rows["nothing"] += [shown(row["baseline"])] + ["-"] * (row["metric"] == "loss")
-    say(f"{opened.title}; {mode} ablation, {grouped(len(batch))} sequences")
+    say(f"{opened.title}; {mode} ablation, {counted(len(batch), 'sequence')}")
     say()
     header = ["without", "loss\n(nats)", "change of\nloss", "token\naccuracy", "exact-match"]
     say_table(header, [[without, *cells] for without, cells in rows.items()])

@@ -143,7 +143,9 @@ def check_out(given: str, *, new: bool = True) -> Path:
     out = Path(given)
     with one_clear_error(out):
         if out.exists() and not out.is_dir():
-            raise ValueError(f"--out must be a folder, got the file {quoted(given)}; choose another")
+            raise ValueError(
+                f"--out must be a folder, got the file {quoted(given)}; choose another"
+            )
         check_no_run(out, given)
         if new and out.exists() and any(out.iterdir()):
             raise ValueError(

@@ -1,5 +1,6 @@
 """`headlab probe`: what each head of a model does, and how sure that is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from apps.commands.arguments import (
     listed,
     require_named,
 )
-from apps.console import grouped, say, say_facts
+from apps.console import say, say_facts
 from apps.film_table import say_film
 from apps.head_table import say_head_table
 from apps.label_table import rows_scored, say_card, say_labels
@@ -30,9 +31,9 @@ from apps.probe_subject import (
     open_subject,
 )
 from lab.config import require_whole
-from lab.naming import quoted
+from lab.naming import counted, quoted
 from lab.packaged import KNOWN
-from lab.runs import open_run
+from lab.runs import Run, open_run
 from probes.registry import PROBES, choose_probes
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ a folder that save_pretrained or headlab wrote, or a GGUF file.
 
 A run is read on unseen sequences of its task, any other model on random tokens
 said twice, beside a control in which nothing is said twice; or give your own
-sequences. A label is given where the score stands clear of chance, of its
-control and of the next best explanation; the card of a head has all numbers.
+sequences. A label is given where the score stands clear of chance and of the
+next best explanation and, of duplicate, preceder and induction, of the control;
+the card of a head has all numbers.
 
 With --probes, the plain scores instead: the attention that a head puts on the
 probe's cells, the mean over the rows that the probe looks at. The last line,
@@ -63,6 +65,19 @@ chance, is what a head that spreads evenly would score.
 probes:
 {listed([(entry.name, entry.summary) for entry in PROBES])}
 """
+
+
+ONE_MODEL = (
+    "--checkpoint",
+    "--card",
+    "--all-heads",
+    "--text",
+    "--jsonl",
+    "--ids",
+    "--repeated",
+    "--seed",
+)
+"""Flags about one model and its sequences: a film has the run's own, at every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +153,17 @@ def run_probe(arguments: list[str]) -> int:
     form = fill_in(ProbeForm, arguments, command="probe", about=ABOUT)
     require_named(arguments, "--probes", form.probes, PROBES[0].name)
     choose_probes(form.probes or None, has_sources=True)
-    card = None if form.card is None else parse_heads((form.card,))[0]
+    card = None if form.card is None else the_head(form.card)
     if form.sequences is not None:
         require_whole("--sequences", form.sequences, 1)
     require_whole("--seed", form.seed, 0)
     out = None if form.out is None else check_out(form.out)
+    if form.probes:
+        refuse_beside(arguments, "--probes", ("--card", "--all-heads"))
+    if form.card is not None:
+        refuse_beside(arguments, "--card", ("--all-heads",))
     if form.all_checkpoints:
-        refuse_beside(arguments, "--all-checkpoints")
+        refuse_beside(arguments, "--all-checkpoints", ONE_MODEL)
         return film(form, out)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
     if not subject.n_heads:
@@ -175,9 +194,17 @@ def files_given(form: ProbeForm) -> "dict[FileKind, Path]":
     return {kind: path for kind, path in files.items() if path is not None}
 
 
-def refuse_beside(arguments: list[str], flag: str) -> None:
-    """Raise ValueError if a film is asked for together with what looks at one model."""
-    for other in ("--checkpoint", "--card", "--text", "--jsonl", "--ids", "--repeated"):
+def the_head(label: str) -> tuple[int, int]:
+    """Return the one head that a card is asked of."""
+    heads = parse_heads((label,))
+    if len(heads) > 1:
+        raise ValueError(f"--card must name one head, got {quoted(label)}; ask for one at a time")
+    return heads[0]
+
+
+def refuse_beside(arguments: list[str], flag: str, others: Sequence[str]) -> None:
+    """Raise ValueError if a flag is given beside one that has no meaning with it."""
+    for other in others:
         if gives(arguments, other):
             raise ValueError(f"{other} must be left out with {flag}; give one of the two")
 
@@ -189,13 +216,29 @@ def require_head(subject: Subject, head: tuple[int, int]) -> None:
     HeadGates.ablate([head], like=subject.model)  # says which heads there are
 
 
+def require_sources(names: Sequence[str], chosen: Input) -> None:
+    """Raise ValueError if a probe is asked for that the sequences have no sources for."""
+    from lab.tasks.base import Batch
+
+    wanting = [entry.name for entry in PROBES if entry.needs_sources and entry.name in names]
+    if wanting and not isinstance(chosen.sequences, Batch):
+        raise ValueError(
+            f"probe {wanting[0]} must be asked of the task of a run, which knows the sources of "
+            f"every answer, got {chosen.description}; leave it out, or give a run and no file of "
+            "ids"
+        )
+
+
 def say_scores(form: ProbeForm, subject: Subject, chosen: Input) -> "pd.DataFrame":
     """Print the scores of some probes, a row a head, and return their table."""
     from probes.model_tables import score_table
     from probes.tables import json_rows
 
+    require_sources(form.probes, chosen)
     frame = score_table(subject.model, chosen.sequences, form.probes, **asked(form, chosen))
-    say(f"{subject.title}; mean attention on each probe's cells, {grouped(chosen.n)} sequences")
+    say(f"{subject.title}; mean attention on each probe's cells, {counted(chosen.n, 'sequence')}")
+    say()
+    say_facts(inputs_of(chosen, None if chosen.sequences is not None else frame.attrs["input"]))
     say()
     say_head_table(json_rows(frame))
     return frame
@@ -254,24 +297,50 @@ def film(form: ProbeForm, out: Path | None) -> int:
     from probes.film import FILM_SEQUENCES, film_checkpoints, find_onsets, onset_rows
     from probes.tables import json_rows
 
-    n = FILM_SEQUENCES if form.sequences is None else form.sequences
-    frame = film_checkpoints(
-        run, sequences=n, probes=form.probes or None, device=str(pick_device(form.device))
-    )
+    frame = None if form.sequences is not None else own_film(run, form.probes)
+    n, seen = FILM_SEQUENCES if form.sequences is None else form.sequences, "checkpoint"
+    if frame is not None:
+        n, seen = int(frame["n_sequences"].max()), "frame"
+    else:
+        frame = film_checkpoints(
+            run, sequences=n, probes=form.probes or None, device=str(pick_device(form.device))
+        )
     config = run.config
     if frame.empty:
         say(f"{run.name}: every head was pruned, so there is none to look at")
         return 0
     onsets = find_onsets(frame)
+    frames = counted(frame["step"].nunique(), seen)
     say(
-        f"{run.name}: {config.task} of length {config.length}, {len(run.steps)} checkpoints; mean "
-        f"attention on each probe's cells, {grouped(n)} unseen sequences"
+        f"{run.name}: {config.task} of length {config.length}, {frames}; mean "
+        f"attention on each probe's cells, {counted(n, 'unseen sequence')}"
     )
     say()
     say_film(json_rows(frame), onset_rows(onsets))
     if out is not None:
         write_and_say(out, {"dynamics": frame, "onsets": onsets})
     return 0
+
+
+def own_film(run: Run, probes: Sequence[str]) -> "pd.DataFrame | None":
+    """Return the film that was taken while a run was trained, if it has more than checkpoints.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    from probes.film_writer import FILM
+    from probes.tables import DYNAMICS, read_table
+
+    if FILM not in run.files:
+        return None
+    frame = read_table(run.file(FILM), DYNAMICS)
+    if frame["step"].nunique() <= len(run.steps) or not set(probes) <= set(frame["probe"]):
+        return None
+    if probes:
+        attrs = frame.attrs
+        frame = frame[frame["probe"].isin(probes)].reset_index(drop=True)
+        frame.attrs = attrs
+    return frame
 
 
 def write_and_say(out: Path, tables: "dict[str, pd.DataFrame]") -> None:

@@ -8,6 +8,7 @@ from tyro.conf import arg
 from apps.commands.arguments import CheckpointStep, RunName, SequenceCount, fill_in
 from apps.console import grouped, in_bytes, remark, say, say_facts, say_table
 from apps.opened_run import SEQUENCES, open_for_measuring, parse_heads
+from lab.naming import counted
 from lab.runs import check_run_name, runs_home
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def say_result(done: "PrunedRun", n_sequences: int) -> None:
                 in_bytes(proof.cache_bytes_after),
             ],
             [
-                f"forward pass of {grouped(n_sequences)} sequences",
+                f"forward pass of {counted(n_sequences, 'sequence')}",
                 f"{proof.latency_ms_before:.1f} ms",
                 f"{proof.latency_ms_after:.1f} ms",
             ],

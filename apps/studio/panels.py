@@ -12,7 +12,7 @@ import streamlit as st
 
 from apps.studio import charts, loaders, tables, widgets
 from apps.studio.address import View, all_heads, click_complaints, complaints
-from lab.naming import head_label
+from lab.naming import counted, head_label
 from probes.evidence_card import card_facts, card_title, shown_label
 
 Columns = list[tuple[str, str, dict[str, float]]]
@@ -83,7 +83,8 @@ def facts(view: View, screen: Mapping[str, Any]) -> None:
     exact = tables.shown("exact_match", reached["exact_match"])
     with st.container(key="facts"):
         st.text(
-            f"Task {screen['task']}, {model.n_layers} layers x {model.n_heads} heads, "
+            f"Task {screen['task']}, {counted(model.n_layers, 'layer')} x "
+            f"{counted(model.n_heads, 'head')}, "
             f"step {view.step:,}. Exact match {exact} on "
             f"{reached['n_sequences']:,} unseen sequences."
         )

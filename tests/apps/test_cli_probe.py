@@ -149,6 +149,19 @@ def test_prompts_of_a_file_are_read(headlab: Headlab, saved: Path, tmp_path: Pat
     assert headlab("probe", str(saved), "--jsonl", str(tmp_path / "lines"))[0] == 0
     scores = headlab("probe", str(saved), "--jsonl", str(tmp_path / "lines"), "--probes", "first")
     assert scores[0] == 0
+    assert "input 2 prompts of 1 to 3 tokens from " in facts(scores[1])
+    assert "first tokens differ" in scores[1]
+
+
+def test_an_interval_stands_beside_its_own_number(headlab: Headlab, saved: Path) -> None:
+    header = headlab("probe", str(saved), *FEW)[1].split("\u2500")[0].splitlines()[-1]
+    titles = ["head", "label", "score", "control", "effect", "of the effect"]
+    assert re.split(r"\s{2,}", header.strip())[:6] == titles
+    study = label_study(load_model(saved), sequences=40)
+    shown = cells(headlab("probe", str(saved), *FEW)[1])
+    for row in json_rows(study.labels):
+        effect = "-" if row["effect"] is None else f"{row['effect']:.2f}"
+        assert shown[f"L{row['layer']}H{row['head']}"][4] == effect
 
 
 def test_one_token_has_no_number_and_that_is_said(
@@ -198,6 +211,14 @@ def test_a_film_without_an_onset_says_so(headlab: Headlab) -> None:
         ("tiny --text A --sequences 3", "--sequences must be left out with --text, got 3; every"),
         ("tiny --text A --repeated", "--repeated must be left out with --text; give one of the"),
         ("tiny --all-checkpoints --card L0H0", "--card must be left out with --all-checkpoints; g"),
+        ("tiny --all-checkpoints --seed 3", "--seed must be left out with --all-checkpoints; give"),
+        ("tiny --all-checkpoints --all-heads", "--all-heads must be left out with --all-checkpoin"),
+        ("tiny --card L0H1 --probes first", "--card must be left out with --probes; give one of"),
+        ("tiny --all-heads --probes first", "--all-heads must be left out with --probes; give one"),
+        ("tiny --all-heads --card L0H1", "--all-heads must be left out with --card; give one of"),
+        ("tiny --card L0H1,L0H0", "--card must name one head, got 'L0H1,L0H0'; ask for one at a"),
+        ("SAVED --probes first sources", "probe sources must be asked of the task of a run, which"),
+        ("tiny --ids GOOD --probes sources_plus_1", "probe sources_plus_1 must be asked of the ta"),
         ("SAVED --all-checkpoints", "--all-checkpoints must be asked of a run, got '"),
         ("tiny --text NOWHERE", "a file of prompts must be readable, got 'No such file or directo"),
         ("tiny --text WORDS", "line 2 of '.*WORDS': prompt must be 1 to 4 symbols for reversal of"),
@@ -206,7 +227,9 @@ def test_a_film_without_an_onset_says_so(headlab: Headlab) -> None:
         ("tiny --text EMPTY", "a file of prompts must have at least one line, got none in '.*EMP"),
         ("SAVED --text WORDS", "line 1 of '.*' must be token ids for a model without a tokenizer"),
         ("nothing.gguf", "unknown run or model 'nothing.gguf'; choose from raw, smollm2-135m-inst"),
-        ("WORDS", "GGUF|gguf"),
+        ("WORDS", "what is probed must be a run, .* or a GGUF file, got the file '.*WORDS', which"),
+        ("BARE", "what is probed must be a run, .*, got the folder '.*BARE' without config.json; "),
+        ("TORN.gguf", "TORN.gguf must be a whole GGUF file, got "),
         ("HOSTILE", "config.json must be whole JSON"),
         ("MAMBA", "unknown model_type 'mamba'; choose from gpt2, gpt_neox, llama (did you mean"),
     ],
@@ -219,14 +242,16 @@ def test_a_wrong_request_is_one_line(
         "LONG": b"2 " * 13,
         "UNKNOWN": b"2 10",
         "EMPTY": b"",
+        "GOOD": b"0 2 3",
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    for name in ("HOSTILE", "MAMBA"):
+    (tmp_path / "TORN.gguf").write_bytes(b"GG")
+    for name in ("HOSTILE", "MAMBA", "BARE"):
         (tmp_path / name).mkdir()
     (tmp_path / "HOSTILE" / "config.json").write_bytes(b"\xff\x00{")
     (tmp_path / "MAMBA" / "config.json").write_text('{"model_type": "mamba"}')
-    others = ("HOSTILE", "MAMBA", "NOWHERE")
+    others = ("HOSTILE", "MAMBA", "BARE", "TORN.gguf", "NOWHERE")
     places = {name: str(tmp_path / name) for name in (*contents, *others)}
     words = [{**places, "SAVED": str(saved)}.get(word, word) for word in line.split()]
     code, out, err = headlab("probe", *words)
@@ -253,7 +278,9 @@ def test_a_model_without_room_for_repeats_is_told(headlab: Headlab, tmp_path: Pa
     model.save(tmp_path / "short")
     code, out, err = headlab("probe", str(tmp_path / "short"))
     assert (code, out) == (2, "")
-    assert err.startswith("headlab: error: block must be at least 4 tokens, but n_ctx = 6 and ")
+    assert err.startswith("headlab: error: model must have room for repeated blocks of 4 ")
+    assert "n_ctx = 6 and 28 different ids allow 2; give sequences of your own (on the" in err
+    assert err.endswith("(on the command line with --ids or --text)\n")
     (tmp_path / "ids").write_text("4 5 6\n7 8 9\n")
     assert headlab("probe", str(tmp_path / "short"), "--ids", str(tmp_path / "ids"))[0] == 0
 

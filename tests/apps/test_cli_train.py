@@ -243,10 +243,18 @@ def test_a_training_that_is_filmed_goes_on_being_filmed(
         "headlab: error: --probe-every must be the run's own to go on with it, got 2 where its "
         "film has 1; leave it out\n"
     )
-    code, _, err = headlab("train", "--resume", "mine", "--no-report")
+    code, out, err = headlab("train", "--resume", "mine", "--no-report")
     assert code == 0
     assert "note" not in err
     assert steps_of_film("mine") == [0, 1, 2, 3, 4]
+    told = "film      5 frames of all heads; `headlab probe mine --all-checkpoints` shows them\n"
+    assert told in out
+    again = headlab("train", "--resume", "mine", "--no-report", "--probe-every", "1")
+    assert again[0] == 0 and told in again[1]
+    shown = headlab("probe", "mine", "--all-checkpoints", "--probes", "first", "sources")[1]
+    assert "5 frames; mean attention on each probe's cells, 64 unseen sequences" in shown
+    one = headlab("probe", "mine", "--all-checkpoints", "--sequences", "1")[1]
+    assert "checkpoints; mean attention on each probe's cells, 1 unseen sequence\n" in one
 
 
 def test_a_film_that_begins_late_says_what_it_lacks(headlab: Headlab, new_home: Path) -> None:
