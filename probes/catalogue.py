@@ -4,7 +4,7 @@
 """
 
 from lab.naming import article
-from probes.label_rules import CLASSES, CONTENT, CUTS
+from probes.label_rules import CLASSES, CONTENT, CUTS, ELSEWHERE_BELOW
 from probes.measures import MEASURES, MeasureEntry
 from probes.registry import PROBES, ProbeEntry
 from probes.tables import SCHEMAS, Schema
@@ -46,10 +46,15 @@ What each head is called. A head gets the label of a class if all of this holds:
 2. the lower end of its 95 % interval clears the class's cut in the table below, and half of it
    after correction for chance;
 3. its shape is right: its own cells have {c.dominance:g} times what the neighbouring cells have;
-4. the next class is {c.margin:g} or more behind.
+   `previous` and `current` also have {c.margin:g} more than both their neighbours together; and in
+   no more than {c.elsewhere_share:.0%} of the rows of a `first` there is less than {elsewhere:g} on
+   key 0;
+4. the next class is {c.margin:g} or more behind: `first` is compared on the rows of the other
+   class, every other one on its own rows.
 
-Where only the last fails and the next class clears a cut of its own, the head is `mixed`, with the
-mixture. Without a class it is `uniform` if it spreads evenly over what is left beside the first key
+Where only the last fails and the next class reaches its weak cut, the head is `mixed`, with the
+mixture; where the next class comes near but is below its weak cut, the head is `none`. Without a
+class it is `uniform` if it spreads evenly over what is left beside the first key
 (sink-free normalised entropy of {c.uniform_entropy:g} or more, no kappa of {c.uniform_kappa:g} or
 more), `broad` at a normalised entropy of {c.broad_entropy:g} or more, and `none` otherwise. Flags
 beside the label: `silent` (writes less than {c.silent_share:g} of its layer's median) and
@@ -115,7 +120,7 @@ def label_section() -> str:
         shown = f"{name} (reversal, on that task)" if name == "sources" else name
         strong, weak = (CUTS.of(name, strength) for strength in ("strong", "weak"))
         rows.append(f"| {shown} | {effect} | {strong:g} | {weak:g} |")
-    return LABELS.format(c=CUTS) + "\n".join(rows)
+    return LABELS.format(c=CUTS, elsewhere=ELSEWHERE_BELOW) + "\n".join(rows)
 
 
 def measure_section(entry: MeasureEntry) -> str:

@@ -7,10 +7,13 @@ shown as 0 but as what it is missing.
 from collections.abc import Mapping
 from typing import Any
 
-from lab.naming import head_label
+from lab.naming import counted, head_label
+from probes.label_rules import CUTS
 
 Row = Mapping[str, Any]
 """A row of the labels table as `json_rows` gives it: None where a number is missing."""
+
+SILENT = f"yes: it writes less than {100 * CUTS.silent_share:g} % of its layer's median"
 
 POSITIONAL = frozenset({"previous", "current", "first"})
 """Classes that have no content which could be exchanged."""
@@ -68,13 +71,19 @@ def card_facts(row: Row) -> list[tuple[str, str]]:
             f"{number(row['entropy_normalised'])}, "
             f"{number(row['sink_free_normalised'], 'nothing is left')} without the first key",
         ),
-        ("copying (-1 .. 1)", number(row["copying"], "not a model that says what it reads")),
-        ("silent", "yes: it writes less than 1 % of its layer's median" if row["silent"] else "no"),
+        (
+            "OV eigenvalue score (-1 .. 1)",
+            number(row["eigenvalue"], "not a model that says what it reads"),
+        ),
+        ("silent", SILENT if row["silent"] else "no"),
         ("stand-ins", row["redundant_with"] or "none"),
         ("effect in two halves", several(row, "half_1", "half_2")),
-        ("measured on", f"{row['rows']}; {row['n_rows']:,} rows of {row['n_sequences']:,} "
-         "sequences"),
-    ]  # fmt: skip
+        (
+            "measured on",
+            f"{row['rows']}; {counted(row['n_rows'], 'row')} of "
+            f"{counted(row['n_sequences'], 'sequence')}",
+        ),
+    ]
 
 
 def number(value: float | None, why_not: str = "no meaning here") -> str:
@@ -83,7 +92,7 @@ def number(value: float | None, why_not: str = "no meaning here") -> str:
     >>> number(0.12345), number(None, "no test")
     ('0.123', 'n/a (no test)')
     """
-    return f"n/a ({why_not})" if value is None else f"{value:.3f}"
+    return f"n/a ({why_not})" if value is None else f"{value:z.3f}"
 
 
 def share(value: float | None, of_what: str) -> str:
@@ -93,12 +102,12 @@ def share(value: float | None, of_what: str) -> str:
 
 def interval(low: float | None, high: float | None) -> str:
     """Write an interval, or nothing where there is none."""
-    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+    return "" if low is None or high is None else f" [{low:z.3f}, {high:z.3f}]"
 
 
 def several(row: Row, *names: str) -> str:
     """Write some numbers of a row beside each other."""
-    return " / ".join("n/a" if row[name] is None else f"{row[name]:.3f}" for name in names)
+    return " / ".join("n/a" if row[name] is None else f"{row[name]:z.3f}" for name in names)
 
 
 def missing_control(probe: str) -> str:
@@ -110,18 +119,25 @@ def test_of(row: Row) -> str:
     """Write the three values of the paired test, or that there was none."""
     if row["q_value"] is None:
         return "n/a (nothing to exchange, or no spread between sequences)"
+    name, lead = row["tested"], row["probe"]
+    # A head that is no head of content shows the test that came out clearest.
+    other = "" if name == lead else f" ({lead} is not tested: of content, this is clearest)"
     return (
-        f"as {row['tested']}: q {row['q_value']:.2g}, p {row['p_value']:.2g}, "
-        f"max-T p {row['p_max_t']:.2g}"
+        f"as {name}{other}: q {row['q_value']:.2g}, p {row['p_value']:.2g}, "
+        f"max-T p {row['p_max_t']:.2g}; small values say that an effect is no luck, not that it is "
+        "large"
     )
 
 
 def runner_up(row: Row) -> str:
     """Write which class comes next."""
-    return f"{row['runner_up'] or 'none'} {number(row['runner_up_score'], 'not scored')}"
+    if not row["runner_up"]:
+        return "none"
+    where = f"the rows of {row['probe']}" if row["runner_up"] == "first" else "its own rows"
+    return f"{row['runner_up']} {number(row['runner_up_score'], 'not scored')} over {where}"
 
 
 def sink(row: Row) -> str:
     """Write how much rests on the first key, and how much of the output that is."""
     valued = share(row["sink_value_share"], "of its output")
-    return f"{share(row['sink_mass'], 'of its attention')}, {valued}"
+    return f"{share(row['sink_mass'], 'of its attention over all rows')}, {valued}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from lab.naming import counted
 from probes.evidence import ClassMass, Evidence
 from probes.inputs import PairedInput
 from probes.intervals import bootstrap_interval
@@ -99,7 +100,7 @@ def rows_of_labels(
     rows = []
     for column, ((layer, head), decision) in enumerate(zip(evidence.heads, decisions, strict=True)):
         own = summaries[decision.lead or "first"]
-        tested = tested_class(summaries, decision.label, column)
+        tested = tested_class(summaries, decision.lead, column)
         p_value, q_value, p_max_t = (
             (v[column] for v in summaries[tested].tested) if tested else (math.nan,) * 3
         )
@@ -154,13 +155,13 @@ def rows_of_labels(
     return rows
 
 
-def tested_class(summaries: Mapping[str, ClassSummary], label: str, column: int) -> str:
-    """Return the class whose p-values a head shows: its label's, else the most significant.
+def tested_class(summaries: Mapping[str, ClassSummary], lead: str, column: int) -> str:
+    """Return the class whose p-values a head shows: that of its numbers, else the most significant.
 
     Of equal p-values, as of the smallest that the flips can give, the larger effect's.
     """
-    if label in CONTENT:
-        return label
+    if lead in CONTENT:
+        return lead
     found = {
         name: (own.tested[0][column], -abs(own.effect[column]))
         for name, own in summaries.items()
@@ -222,7 +223,8 @@ def rows_text(name: str, x: ProbeInput, pair: PairedInput | None) -> str:
     """
     if pair is None:
         n_sequences, n_pos = x.tokens.shape
-        where = f"{n_sequences} sequences of {n_pos} tokens, ids of no word: " + (
+        some, long = counted(n_sequences, "sequence"), counted(n_pos, "token")
+        where = f"{some} of {long}, ids of no word: " + (
             ", ".join(map(str, x.special_ids)) or "none"
         )
         return f"{get_probe(name).rows}; {where}"

@@ -7,7 +7,7 @@ class comes near. Otherwise the head is mixed, uniform, broad or none, and the r
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,9 @@ class Cuts:
     """Least normalised entropy of a broad head."""
     silent_share: float = 0.01
     """A head that writes less than this share of its layer's median is silent."""
+    copies: float = 0.5
+    """OV eigenvalue score from which a head's weights copy, and below whose negative they do the
+    opposite; between them it says too little."""
     redundant_distance: float = 0.05
     """Jensen-Shannon distance in nats below which two heads of one label are redundant."""
 
@@ -79,6 +82,8 @@ class Cuts:
 
 
 CUTS = Cuts()
+ELSEWHERE_BELOW = 0.1
+"""A row with less than this on the first key looks elsewhere."""
 MOSTLY = 0.5
 """Share of a task's rows from which a class of content counts as another way to their sources."""
 
@@ -180,7 +185,7 @@ def decide(head: HeadNumbers, cuts: Cuts = CUTS) -> Decision:
         label, strength = lead, checks[lead].cut
     elif second >= cuts.of(runner_up, "weak"):
         label = "mixed"
-        parts = parts if runner_up in dict(parts) else (*parts, (runner_up, second))
+        parts = parts if runner_up in dict(parts) else largest_first((*parts, (runner_up, second)))
     return Decision(
         label=label,
         strength=strength,
@@ -224,10 +229,20 @@ def cleared(name: str, own: ClassNumbers, cuts: Cuts) -> Check:
     if not cut:
         least = cuts.of(name, "weak")
         if own.low < least:
-            return Check(cut="", why_not=f"its lower end {own.low:.2f} is below {least:g}")
-        return Check(cut="", why_not=f"chance alone gives {own.chance:.2f}")
+            return Check(
+                cut="", why_not=f"its lower end {apart(own.low, least)} is below {least:g}"
+            )
+        least = cuts.kappa_share * least
+        return Check(
+            cut="",
+            why_not=f"chance alone gives {own.chance:.2f}: corrected for it, its lower end "
+            f"{apart(own.kappa_low, least)} is below {least:g}",
+        )
     if own.q_value >= cuts.false_discovery:
-        return Check(cut=cut, why_not=f"it may be luck, q = {own.q_value:.2g}")
+        return Check(
+            cut=cut,
+            why_not=f"it may be luck, q = {own.q_value:.2g} is not below {cuts.false_discovery:g}",
+        )
     return Check(cut=cut, why_not="")
 
 
@@ -238,21 +253,44 @@ def wrong_shape(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> st
     if name == "first":
         # A head that works in some rows rests in the others, and is no sink for that.
         if head.first_elsewhere > cuts.elsewhere_share:
-            return f"in {head.first_elsewhere:.0%} of the rows it looks elsewhere"
+            most = cuts.elsewhere_share
+            return (
+                f"a share of {apart(head.first_elsewhere, most)} of its rows looks elsewhere (less "
+                f"than {ELSEWHERE_BELOW:g} on the first key), more than {most:g}"
+            )
         return ""
     if name == "sources":
         own = head.classes["sources"].effect
         near = {stripe: mass for stripe, mass in head.stripes.items() if not math.isnan(mass)}
         highest = max(near, key=lambda stripe: near[stripe], default="")
         if highest and own < cuts.dominance * near[highest]:
-            return f"the stripe beside it ({highest}) has {near[highest]:.2f}"
+            return f"the stripe beside it ({highest}) " + no_multiple(own, near[highest], cuts)
         return ""
     steps = dict(head.ladder)
     own = steps.pop(name)
     highest = max((n for n in steps if n not in valid), key=lambda n: steps[n], default="")
     if highest and own < cuts.dominance * steps[highest]:
-        return f"{highest}, one step beside it, has {steps[highest]:.2f}"
+        return f"{highest}, one step beside it, " + no_multiple(own, steps[highest], cuts)
     return ""
+
+
+def apart(value: float, cut: float) -> str:
+    """Write a number with two digits, or as many as tell it from a cut.
+
+    >>> apart(0.1234, 0.2), apart(0.1996, 0.2), apart(-0.001, 0.2)
+    ('0.12', '0.1996', '0.00')
+    """
+    texts = [f"{value:z.{digits}f}" for digits in range(2, 7)]
+    return next((text for text in texts if float(text) != cut), texts[-1])
+
+
+def no_multiple(own: float, other: float, cuts: Cuts) -> str:
+    """Say that a neighbour has too much, with digits enough to see it."""
+    times = cuts.dominance
+    texts = [(f"{own:z.{digits}f}", f"{other:z.{digits}f}") for digits in range(2, 7)]
+    telling = ((one, near) for one, near in texts if float(one) < times * float(near))
+    shown, beside = next(telling, texts[-1])
+    return f"has {beside}, and its own {shown} is not {times:g} times that"
 
 
 def smeared(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
@@ -271,10 +309,13 @@ def smeared(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
         return ""
     highest = max(rest, key=lambda distance: rest[distance])
     if mass < cuts.dominance * rest[highest]:
-        return f"distance {highest} has {rest[highest]:.2f}, distance {own} {mass:.2f}"
+        return f"distance {highest} " + no_multiple(mass, rest[highest], cuts)
     near = sum(rest.get(distance, 0.0) for distance in (own - 1, own + 1))
     if mass - near < cuts.margin:
-        return f"the distances beside it have {near:.2f} together, it has {mass:.2f}"
+        return (
+            f"the distances beside it have {near:.2f} together, and its own {mass:.2f} is not "
+            f"{cuts.margin:g} more (by {apart(mass - near, cuts.margin)})"
+        )
     return ""
 
 
@@ -334,7 +375,12 @@ def mixture_parts(head: HeadNumbers, valid: set[str], cuts: Cuts) -> tuple[tuple
         best = max(others, key=lambda name: found[name], default="first")
         if head.classes[best].sink >= cuts.weak:
             found["first"] = head.classes[best].sink
-    return tuple(sorted(found.items(), key=lambda part: -part[1]))
+    return largest_first(found.items())
+
+
+def largest_first(parts: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Return parts in the order of their mass."""
+    return tuple(sorted(parts, key=lambda part: -part[1]))
 
 
 def nearest_class(head: HeadNumbers, cuts: Cuts) -> str:

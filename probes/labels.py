@@ -128,6 +128,9 @@ def label_study(
     cuts: Cuts = CUTS,
 ) -> LabelStudy:
     """Return the labels of `label_heads`, and the numbers of every head and class behind them."""
+    require(isinstance(cuts, Cuts), "cuts", "a probes.label_rules.Cuts", cuts)
+    drawn = pair is None or isinstance(pair, PairedInput)
+    require(drawn, "pair", "what probes.inputs.repeated_pair returns", pair)
     on_pair = batch_or_tokens is None
     if pair is None and (on_pair or block is not None or can_repeat(model)):
         pair = repeated_pair(model, n_sequences=sequences, block=block, seed=seed)
@@ -161,10 +164,10 @@ def label_study(
     }
     rows = rows_of_labels(evidence, summaries, decisions, cuts, described)
     stand_ins = redundant_heads(model, x, pair, evidence.heads, decisions, cuts)
-    copying = copying_of(model, evidence.heads)
+    eigenvalues = eigenvalues_of(model, evidence.heads)
     for column, row in enumerate(rows):
         row["redundant_with"] = stand_ins[column]
-        row["copying"] = copying[column]
+        row["eigenvalue"] = eigenvalues[column]
         row["reason"] = reason(row, decisions[column], cuts)
     return LabelStudy(
         labels=table(rows, LABELS, attrs),
@@ -281,7 +284,7 @@ def compared_input(x: ProbeInput, pair: PairedInput | None) -> ProbeInput:
     )
 
 
-def copying_of(model: ReadableModel, heads: Heads) -> PerHead:
+def eigenvalues_of(model: ReadableModel, heads: Heads) -> PerHead:
     """Return the OV eigenvalue score of each head; NaN: its weights do not say."""
     layers = sorted({layer for layer, _ in heads})
     try:

@@ -16,6 +16,7 @@ from probes.entropy import row_sums
 from probes.head_weights import output_weights, written_shape
 from probes.heads import mass_on
 from probes.inputs import PairedInput
+from probes.label_rules import ELSEWHERE_BELOW
 from probes.offsets import offset_mass
 from probes.pattern_reads import LayerReads, PatternReads
 from probes.peaks import TIED, peak_share, row_peaks
@@ -36,8 +37,6 @@ Measures = dict[str, np.ndarray]
 Measure = Callable[[int, LayerReads], Measures]
 Heads = tuple[tuple[int, int], ...]
 
-ELSEWHERE_BELOW = 0.1
-"""A row with less than this on the first key looks elsewhere."""
 LONGEST_MATRIX = 128
 """Positions up to which a layer's whole matrix is built, once for all that is read of it."""
 LONGEST_PEAKED = 512

@@ -108,7 +108,10 @@ MEASURES: tuple[MeasureEntry, ...] = (
         bounds="eigenvalue and C from -1 to 1, top5 from 0 to 1 (chance: 5 / d_vocab)",
         source="Elhage et al. 2021 (eigenvalues), Olsson et al. 2022 (C; their text leaves room, "
         "this is ours), Wang et al. 2023 (top5)",
-        caveat="The direct path only: what later layers make of the output does not show.",
+        caveat="The direct path only: what later layers make of the output does not show. C "
+        "depends on how sharply the head looks: one that spreads evenly has 2 / q - 1 in row q, "
+        "about -0.74 over 25 tokens, even if its weights copy perfectly; the eigenvalue score "
+        "asks the weights alone, and may be high where no token comes out among the likeliest.",
         table="copying",
         where="probes.copying:copying_scores",
     ),

@@ -206,7 +206,7 @@ ONSETS = Schema(
 
 LABELS = Schema(
     name="labels",
-    version=1,
+    version=2,
     columns=(
         LAYER,
         HEAD,
@@ -233,7 +233,9 @@ LABELS = Schema(
         ),
         Column(name="p_max_t", kind="number", meaning="Westfall-Young over all heads and tests"),
         Column(name="runner_up", kind="text", meaning="class that comes next"),
-        Column(name="runner_up_score", kind="number", meaning="its effect, on the label's rows"),
+        Column(
+            name="runner_up_score", kind="number", meaning="its effect; of first, on probe's rows"
+        ),
         Column(name="mixture", kind="text", meaning="classes that share the head, with their mass"),
         Column(name="sink_mass", kind="number", meaning="probability of key 0, mean over rows"),
         Column(
@@ -243,7 +245,7 @@ LABELS = Schema(
         Column(name="sink_free_normalised", kind="number", meaning="the same with key 0 hidden"),
         Column(name="silent", kind="flag", meaning="writes less than 1 % of its layer's median"),
         Column(name="redundant_with", kind="text", meaning="heads of one label that look alike"),
-        Column(name="copying", kind="number", meaning="OV eigenvalue score, -1 .. 1"),
+        Column(name="eigenvalue", kind="number", meaning="OV eigenvalue score, -1 .. 1"),
         Column(name="argmax_share", kind="number", meaning="rows that look most at the targets"),
         Column(
             name="ladder_before", kind="number", meaning="D(-1): what preceded the earlier copy"
@@ -395,8 +397,8 @@ COPYING = Schema(
     columns=(
         LAYER,
         HEAD,
-        Column(name="eigenvalue", kind="number", meaning="sum / sum of sizes, of OV eigenvalues"),
-        Column(name="copying", kind="number", meaning="logits raised of what is looked at, -1..1"),
+        Column(name="eigenvalue", kind="number", meaning="OV eigenvalue score, -1 .. 1"),
+        Column(name="copying", kind="number", meaning="C: logits raised of what it looks at"),
         Column(name="top5", kind="number", meaning="tokens that come out among the 5 likeliest"),
         Column(name="top5_chance", kind="number", meaning="5 / d_vocab"),
         N_SEQUENCES,
@@ -482,10 +484,14 @@ def read_table(path: Path, schema: Schema) -> pd.DataFrame:
 
 
 def upgraded_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """Return a table of an older version with the columns that it did not have yet, all NaN."""
+    """Return a table of an older version in today's columns: new ones are NaN, names today's."""
     if schema is HEADS and frame.attrs.get("definition_version") == 1:
         attrs = {**frame.attrs, "definition_version": 2}
         frame = frame.assign(control=math.nan).reindex(columns=schema.names)
+        frame.attrs = attrs
+    if schema is LABELS and frame.attrs.get("definition_version") == 1:
+        attrs = {**frame.attrs, "definition_version": 2}
+        frame = frame.rename(columns={"copying": "eigenvalue"})
         frame.attrs = attrs
     return frame
 

@@ -20,6 +20,7 @@ from lab.reads import take_positions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.head_weights import output_weights, written_shape
+from probes.label_rules import CUTS
 from probes.pattern_reads import LayerReads
 from probes.reads import (
     Mask,
@@ -31,9 +32,6 @@ from probes.reads import (
 )
 from probes.tables import VALUES, make_table
 from probes.targets import ProbeInput
-
-SILENT_SHARE = 0.01
-"""A head whose output is a smaller share than this of its layer's median writes next to nothing."""
 
 PerHead = Float64[Tensor, "batch head"]
 
@@ -66,7 +64,7 @@ def head_values(
     Means over the rows q >= 1 of every sequence. sink_mass = A[q, 0]; output_norm = |z_q W_O|;
     sink_value_share = mean A[q, 0] |v_0 W_O| / mean |z_q W_O|, the share of the output that comes
     from the first position (above 1 where the rest cancels part of it); layer_share = output_norm /
-    its median over the layer's heads; silent = layer_share below SILENT_SHARE, or no output at all.
+    its median over the layer's heads; silent = layer_share below CUTS.silent_share, or no output.
 
     Source: Kobayashi et al. 2020, Attention is not only a weight.
 
@@ -172,7 +170,7 @@ def value_columns(
         share = np.where(output_norm > 0, sink_norm / output_norm, np.nan)
         median = np.median(output_norm) if len(heads) else np.nan
         of_layer = output_norm / median if median > 0 else np.full(len(heads), np.nan)
-        silent = (output_norm < SILENT_SHARE * median) | (output_norm == 0)
+        silent = (output_norm < CUTS.silent_share * median) | (output_norm == 0)
     size = len(heads)
     return {
         "layer": np.full(size, layer),

@@ -59,6 +59,20 @@ def test_attention_decides_how_much_is_copied():
     assert frame["copying"].item() == pytest.approx(2 * 0.5 - 1)
 
 
+def test_even_head_that_copies_perfectly_has_a_low_score():
+    """Of all that row q could look at it looks at one in q: 2 / q - 1, rows without the first."""
+    model = one_hot_model(1.0)
+    with torch.no_grad():
+        model.blocks[0].attn.W_Q.zero_()
+    frame = copying_scores(model, SAMPLE)
+    rest = [q / (q + 1) for q in (1, 2, 3, 4)]
+    exact = np.average([2 / q - 1 for q in (1, 2, 3, 4)], weights=rest)
+    assert frame["copying"].item() == pytest.approx(exact)
+    assert frame["eigenvalue"].item() == pytest.approx(1.0)
+    long = np.arange(1, 26)
+    assert np.average(2 / long - 1, weights=long / (long + 1)) == pytest.approx(-0.74, abs=0.005)
+
+
 def folded_product(model, layer, head):
     """The whole d_vocab x d_vocab matrix, from a model whose norms are folded in."""
     folded = model.fold_ln()

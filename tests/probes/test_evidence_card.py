@@ -29,7 +29,21 @@ def test_every_number_of_the_row_is_on_the_card():
     for column in ("p_value", "q_value", "p_max_t"):
         assert f"{row()[column]:.2g}" in facts["content test"]
     assert "previous 0.50, first 0.49" in facts["mixture"]
+    assert "(probe-text is not tested: of content, this is clearest)" in facts["content test"]
+    assert facts["content test"].endswith("no luck, not that it is large")
+    assert facts["runner-up"].endswith("over its own rows")
     assert facts["measured on"].startswith("rows-text; ")
+
+
+def test_small_numbers_have_no_sign_and_one_has_no_plural():
+    own = row(effect=-0.0001, ci_low=-0.0002, ci_high=-0.0001, stripe=-0.0001, probe="duplicate",
+              tested="duplicate", runner_up="first", n_rows=1, n_sequences=1)  # fmt: skip
+    facts = dict(card_facts(own))
+    assert facts["effect"] == "0.000 [0.000, 0.000]"
+    assert "is not tested" not in facts["content test"]
+    assert facts["runner-up"].endswith("over the rows of duplicate")
+    assert facts["measured on"].endswith("; 1 row of 1 sequence")
+    assert "-0.000" not in " ".join(facts.values())
 
 
 def test_what_is_missing_says_why_and_is_never_zero():

@@ -59,6 +59,32 @@ def test_lower_end_below_the_cut_is_no_label_and_says_why():
     assert found.checks["previous"].why_not == "its lower end 0.19 is below 0.2"
 
 
+def test_numbers_in_reasons_are_not_rounded_to_the_cut_that_they_miss():
+    low = dataclasses.replace(numbers(0.3), low=0.1996)
+    classes = head().classes | {"previous": low}
+    found = decide(dataclasses.replace(head(previous=0.3), classes=classes))
+    assert found.checks["previous"].why_not == "its lower end 0.1996 is below 0.2"
+    below = dataclasses.replace(numbers(0.0), low=-0.001)
+    found = decide(dataclasses.replace(head(), classes=head().classes | {"previous": below}))
+    assert found.checks["previous"].why_not == "its lower end 0.00 is below 0.2"
+    away = decide(dataclasses.replace(head(first=0.6), first_elsewhere=0.2512))
+    assert "a share of 0.251 of its rows looks elsewhere" in away.checks["first"].why_not
+    twice = decide(head(previous=0.32, spectrum=(0.0, 0.32, 0.161)))
+    wanted = "distance 2 has 0.161, and its own 0.320 is not 2 times that"
+    assert twice.checks["previous"].why_not == wanted
+    near = decide(head(previous=0.5, spectrum=(0.2004, 0.5, 0.2)))
+    assert near.checks["previous"].why_not.endswith("0.50 is not 0.1 more (by 0.0996)")
+
+
+def test_parts_of_a_mixture_stand_in_the_order_of_their_mass():
+    """The runner-up is no valid class, and yet the larger part."""
+    rival = dataclasses.replace(numbers(0.33, "induction"), q_value=0.2)
+    mixed = head(previous=0.3, spectrum=(0.0, 0.3, 0.0), ladder=(0.0, 0.0, 0.33))
+    found = decide(dataclasses.replace(mixed, classes=mixed.classes | {"induction": rival}))
+    assert found.label == "mixed"
+    assert [name for name, _ in found.parts] == ["induction", "previous"]
+
+
 def test_chance_alone_is_no_label():
     """In 5 tokens a head that spreads evenly has 0.4 on the first."""
     short = head(first=0.41)
@@ -67,7 +93,9 @@ def test_chance_alone_is_no_label():
     )
     found = decide(short)
     assert found.label == "none"
-    assert found.checks["first"].why_not == "chance alone gives 0.37"
+    assert found.checks["first"].why_not == (
+        "chance alone gives 0.37: corrected for it, its lower end 0.05 is below 0.1"
+    )
 
 
 def test_luck_is_no_label_and_no_test_is_no_bar():
@@ -75,7 +103,10 @@ def test_luck_is_no_label_and_no_test_is_no_bar():
     lucky = base.classes | {"induction": numbers(0.6, "induction", q_value=0.2)}
     assert decide(base).label == "induction"
     found = decide(dataclasses.replace(base, classes=lucky))
-    assert (found.label, found.checks["induction"].why_not) == ("none", "it may be luck, q = 0.2")
+    assert (found.label, found.checks["induction"].why_not) == (
+        "none",
+        "it may be luck, q = 0.2 is not below 0.05",
+    )
     untested = base.classes | {"induction": numbers(0.6, "induction", q_value=math.nan)}
     assert decide(dataclasses.replace(base, classes=untested)).label == "induction"
 
@@ -118,7 +149,10 @@ def test_rest_on_the_first_token_elsewhere_makes_no_sink():
     assert found.parts == (("duplicate", 0.9),)
     away = dataclasses.replace(head(first=0.53), first_elsewhere=0.47)
     assert decide(away).label == "none"
-    assert decide(away).checks["first"].why_not == "in 47% of the rows it looks elsewhere"
+    assert decide(away).checks["first"].why_not == (
+        "a share of 0.47 of its rows looks elsewhere (less than 0.1 on the first key), more than "
+        "0.25"
+    )
 
 
 def test_sink_that_does_a_little_else_stays_a_sink():

@@ -13,7 +13,8 @@ from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.evidence import gather_evidence
 from probes.inputs import repeated_pair
-from probes.label_rules import CONTENT, LABEL_NAMES
+from probes.label_reasons import copies
+from probes.label_rules import CONTENT, CUTS, LABEL_NAMES
 from probes.labels import content_tests, label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning import prune_heads
@@ -93,7 +94,7 @@ def test_flags_stand_beside_the_label(study):
     assert twins[1, 6] == "L0H2,L1H7"
     assert twins[1, 7] == "L0H2,L1H6"
     assert twins[0, 3] == ""
-    assert labels.set_index(["layer", "head"])["copying"][1, 0] > 0.99
+    assert labels.set_index(["layer", "head"])["eigenvalue"][1, 0] > 0.99
 
 
 def test_mixture_prints_both_parts(study):
@@ -111,12 +112,52 @@ def test_mixture_prints_both_parts(study):
 def test_reasons_are_sentences_that_name_what_counts(study):
     reasons = study.labels["reason"]
     assert reasons[8].startswith("Puts 1.00 of its attention on what followed the same token earl")
-    assert "copies what it finds (OV +1.00)" in reasons[8]
+    assert "its weights copy (OV eigenvalue score +1.00)" in reasons[8]
     assert "with other answers 1.00, so it finds it by position" in reasons[5]
     assert "smeared" in reasons[7] or "the distances beside it have" in reasons[7]
     assert "so it finds it" not in reasons[9]
     assert "writes next to nothing" in reasons[14]
     assert all(reason.isascii() and reason.endswith(".") for reason in reasons)
+
+
+def test_reasons_claim_what_was_measured_and_no_more(study):
+    reasons = study.labels["reason"]
+    assert "in every class it is less than 0.05 above chance (kappa)" in reasons[4]
+    assert "(first on the rows of previous); previous and first are closer than" in reasons[12]
+    assert "next is first with 0.30 over the rows of previous" in reasons[13]
+    assert "over its own rows" in reasons[8]
+    assert not reasons.str.contains(r"-0\.00\b").any()
+
+
+def test_a_head_shows_the_test_of_the_class_of_its_numbers(study):
+    """Also where the class is not its label."""
+    evidence = study.evidence.set_index(["layer", "head", "probe"])
+    content = study.labels[study.labels["probe"].isin(CONTENT)]
+    assert not content["label"].isin(CONTENT).all()
+    for _, row in content.iterrows():
+        assert row["tested"] == row["probe"]
+        own = evidence.loc[(row["layer"], row["head"], row["probe"])]
+        np.testing.assert_equal(own["q_value"], row["q_value"])
+
+
+@pytest.mark.parametrize(
+    ("eigenvalue", "claim"),
+    [
+        (0.62, "its weights copy (OV eigenvalue score +0.62)"),
+        (0.49, "OV eigenvalue score +0.49"),
+        (-0.43, "OV eigenvalue score -0.43"),
+        (-0.5, "its weights do the opposite of copying (OV eigenvalue score -0.50)"),
+    ],
+)
+def test_copying_is_claimed_beyond_a_cut_only(eigenvalue, claim):
+    assert copies(eigenvalue, CUTS) == claim
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_arguments_of_other_types_are_told(planted, batch):
+    for wrong in ({"cuts": {}}, {"pair": batch.tokens}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be "):
+            label_heads(planted.model, batch, **wrong)
 
 
 def test_evidence_says_what_kept_each_class_out(study):
@@ -385,6 +426,8 @@ def test_one_sequence_has_numbers_and_no_label(planted, batch):
     assert first["score"] > 0.99
     assert "one sequence has no interval" in first["reason"]
     assert math.isnan(first["ci_low"])
+    assert "1 sequence of 18 tokens" in first["rows"]
+    assert "1 sequences" not in first["rows"] + first["reason"]
     few = label_heads(planted.model, batch[:3], sequences=8)
     assert few["label"][2] == "current"
     assert "Only 3 sequences: the interval is rough." in few["reason"][2]
@@ -397,7 +440,9 @@ def test_model_without_room_for_blocks_has_no_labels_of_content():
     assert labels_of(labels) == ["previous", "first"]
     assert labels["ladder_after"].isna().all()
     assert labels.attrs["repeated_blocks"] is None
-    with pytest.raises(ValueError, match=r"model must have room for repeated blocks of 4 .*n_ctx = 6"):
+    with pytest.raises(
+        ValueError, match=r"model must have room for repeated blocks of 4 .*n_ctx = 6"
+    ):
         label_heads(model)
 
 
@@ -416,9 +461,9 @@ def test_attention_that_is_no_number_is_told(batch):
     def spoil(q, hook):
         return torch.where(torch.arange(q.shape[2]).unsqueeze(1) == 5, math.nan, q)
 
-    with model.hooks([("blocks.1.attn.hook_q", spoil)]):
-        with pytest.raises(ValueError, match="attention must be numbers, got NaN in L1H5; "):
-            label_heads(model, batch, sequences=8)
+    told = pytest.raises(ValueError, match="attention must be numbers, got NaN in L1H5; ")
+    with model.hooks([("blocks.1.attn.hook_q", spoil)]), told:
+        label_heads(model, batch, sequences=8)
 
 
 def test_model_that_sees_both_ways_and_one_without_heads(plain, batch):

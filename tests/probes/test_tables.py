@@ -18,6 +18,7 @@ from probes.maps import attention_map
 from probes.offsets import offset_spectrum
 from probes.peaks import head_peaks
 from probes.tables import (
+    LABELS,
     SCHEMAS,
     checked_table,
     csv_text,
@@ -99,3 +100,13 @@ def test_wrong_tables_are_refused(tables):
         checked_table(newer, schema)
     with pytest.raises(ValueError, match=r"unknown table 'head'.*did you mean 'heads'"):
         get_schema("head")
+
+
+def test_labels_of_version_1_have_the_eigenvalue_under_its_old_name(tables, tmp_path):
+    table = tables["labels"]
+    old = table.rename(columns={"eigenvalue": "copying"})
+    old.attrs = {**table.attrs, "definition_version": 1}
+    old.to_parquet(tmp_path / "labels.parquet", index=False)
+    back = read_table(tmp_path / "labels.parquet", LABELS)
+    assert back["eigenvalue"].equals(table["eigenvalue"])
+    assert back.attrs["definition_version"] == 2

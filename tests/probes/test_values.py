@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from probes.label_rules import CUTS, Cuts
 from probes.values import head_values
 
 
@@ -61,6 +62,15 @@ def test_head_that_writes_next_to_nothing_is_silent(even_model):
     assert nothing["silent"].all()
     assert nothing[["sink_value_share", "layer_share"]].isna().all(axis=None)
     assert (nothing["output_norm"] == 0).all()
+
+
+def test_silence_has_one_cut(even_model, monkeypatch):
+    """That of labels."""
+    monkeypatch.setattr("probes.values.CUTS", Cuts(silent_share=1.0))
+    frame = head_values(even_model, torch.tensor([[0, 2, 3, 4]]))
+    assert frame["silent"].tolist() == (frame["layer_share"] < 1.0).tolist()
+    assert frame["silent"].any()
+    assert Cuts().silent_share == CUTS.silent_share == 0.01
 
 
 def test_values_that_the_output_hardly_passes_are_not_lost_in_rounding(build_model):
