@@ -6,6 +6,7 @@ needs whole rows of both heads, so rows are built a few at a time, of all heads 
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lab.naming import head_label, unknown_name
+from lab.naming import head_label, quoted, unknown_name
 from lab.row_kernels import SCORES_AT_ONCE
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
@@ -101,7 +102,7 @@ def distance_totals(
     for part in slices_for(model, x, TOKENS_AT_ONCE):
         layers = held_layers(model, part)
         known = [(layer, head) for layer, ids, _ in layers for head in ids]
-        names = known if heads is None else sorted(set(heads))
+        names = known if heads is None else sorted(set(map(require_pair, heads)))
         for layer, head in names:
             if (layer, head) not in known:
                 labels = [head_label(*pair) for pair in known]
@@ -112,6 +113,17 @@ def distance_totals(
         ]
         parts.append(distance_sums([(reads, some) for reads, some in chosen if some], part))
     return names, torch.cat(parts)
+
+
+def require_pair(head: Any) -> tuple[int, int]:
+    """Return a head as (layer, head), or say what was given instead."""
+    pair = isinstance(head, tuple | list) and len(head) == 2
+    if not pair or not all(isinstance(number, int | np.integer) for number in head):
+        raise ValueError(
+            f"heads must be pairs (layer, head), got {quoted(head)} among them; "
+            "lab.naming.parse_head reads L0H3"
+        )
+    return int(head[0]), int(head[1])
 
 
 def held_layers(

@@ -13,8 +13,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from lab.config import ModelConfig
+from lab.config import ModelConfig, is_whole, require_whole
 from lab.families.token_text import token_vocab
+from lab.naming import quoted
 from lab.reads import AttentionReads
 from lab.runtime import versions
 from lab.shapes import PositionMask, Tokens
@@ -97,6 +98,8 @@ def probe_input(
     require_finite(model)
     if special_ids is None:
         special_ids = special_ids_of(model, batch_or_tokens)
+    else:
+        special_ids = require_ids(special_ids, known_ids(model))
     if isinstance(batch_or_tokens, Batch):
         tokens, sources = batch_or_tokens.tokens, batch_or_tokens.sources
     else:
@@ -127,6 +130,13 @@ def require_finite(model: ReadableModel) -> None:
                 f"weights must be finite, got nan or inf in {name}; restore them from a copy or "
                 "train again"
             )
+
+
+def known_ids(model: ReadableModel) -> int | None:
+    """Return how many token ids the model knows; None: it does not say."""
+    config = config_of(model)
+    size = bridge_setting(model, "d_vocab") if config is None else config.d_vocab
+    return size if is_whole(size) else None
 
 
 def sees_earlier_only(model: ReadableModel) -> bool:
@@ -167,14 +177,35 @@ def as_batch(batch_or_tokens: Batch | Tokens) -> Batch:
     return Batch(tokens, loss_mask, torch.full_like(tokens, -1).unsqueeze(2))
 
 
+def require_ids(special_ids: Any, d_vocab: int | None) -> tuple[int, ...]:
+    """Return ids of no word as they were given, or say which is no id of the model."""
+    if not isinstance(special_ids, tuple | list):
+        raise ValueError(
+            f"special_ids must be a tuple of token ids, got {quoted(special_ids)}; "
+            "pass () where every id is a word"
+        )
+    for one in special_ids:
+        require_whole("an id of special_ids", one, 0)
+        if d_vocab is not None:
+            require_whole("an id of special_ids", one, 0, d_vocab - 1)
+    return tuple(special_ids)
+
+
 def real_tokens(mask: Mask, tokens: Tokens) -> PositionMask:
     """Return an attention mask as True and False, on the device of the tokens."""
+    if not isinstance(mask, Tensor):
+        raise ValueError(
+            f"attention_mask must be a tensor of ones and zeros [batch, pos], got {quoted(mask)}"
+        )
     if mask.shape != tokens.shape:
         raise ValueError(
             f"attention_mask must have the shape {list(tokens.shape)} of the tokens, "
             f"got {list(mask.shape)}"
         )
     real = mask.to(tokens.device).bool()
+    if not bool((mask.to(tokens.device) == real).all()):
+        wrong = mask[mask != mask.bool()][0].item()
+        raise ValueError(f"attention_mask must hold ones and zeros only, got {wrong:g}")
     if not bool(real.any(dim=1).all()):
         raise ValueError(
             "attention_mask must have a real token in every sequence, got a sequence of padding; "

@@ -42,3 +42,44 @@ def test_weights_that_are_no_numbers_are_refused(
     wanted = rf"finite, got nan or inf in blocks.1.attn.{weight}; restore them"
     with pytest.raises(ValueError, match=wanted):
         MEASURES[measure](model, repeating_batch)
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([1, 2], r"must be a tensor of ones and zeros \[batch, pos\], got \[1, 2\]"),
+        ("abc", "must be a tensor of ones and zeros"),
+        (torch.full((5, 14), 2.0), "must hold ones and zeros only, got 2"),
+        (torch.full((5, 14), math.nan), "must hold ones and zeros only, got nan"),
+        (torch.full((5, 14), -1), "must hold ones and zeros only, got -1"),
+    ],
+    ids=["list", "text", "two", "nan", "minus one"],
+)
+def test_masks_are_ones_and_zeros(small_model, repeating_batch, mask, message):
+    assert repeating_batch.tokens.shape == (5, 14)
+    with pytest.raises(ValueError, match=f"attention_mask {message}"):
+        score_heads(small_model, repeating_batch, attention_mask=mask)
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (0, "special_ids must be a tuple of token ids, got 0; pass"),
+        ((0, 6), "an id of special_ids must be a whole number of at most 5, got 6"),
+        ((-1,), "an id of special_ids must be a whole number of at least 0, got -1"),
+        (("a",), "an id of special_ids must be a whole number of at least 0, got 'a'"),
+    ],
+    ids=str,
+)
+def test_special_ids_are_ids_of_the_model(small_model, repeating_batch, ids, message):
+    with pytest.raises(ValueError, match=message):
+        score_heads(small_model, repeating_batch.tokens, special_ids=ids)
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize("heads", ["L0H1", ["L0H1"], [(0, 1, 2)], [0]], ids=str)
+def test_heads_are_pairs(small_model, repeating_batch, heads):
+    with pytest.raises(ValueError, match=r"heads must be pairs \(layer, head\), got "):
+        head_distances(small_model, repeating_batch, heads)
