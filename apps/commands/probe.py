@@ -196,10 +196,10 @@ def files_given(form: ProbeForm) -> "dict[FileKind, Path]":
 
 def the_head(label: str) -> tuple[int, int]:
     """Return the one head that a card is asked of."""
-    heads = parse_heads((label,))
-    if len(heads) > 1:
+    head, *others = parse_heads((label,))
+    if others:
         raise ValueError(f"--card must name one head, got {quoted(label)}; ask for one at a time")
-    return heads[0]
+    return head
 
 
 def refuse_beside(arguments: list[str], flag: str, others: Sequence[str]) -> None:

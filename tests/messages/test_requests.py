@@ -96,7 +96,12 @@ def test_a_folder_from_elsewhere_is_named_as_it_is(home, tmp_path, refusal) -> N
     (home / "a\nb" / "manifest.json").write_text("{}")
     assert refusal("report", "nothing") == "unknown run 'nothing'; choose from a\\nb, tiny"
     (tmp_path / "notes").mkdir()
-    for place in ("notes", "nowhere", "notes/" + "x" * 300):
+    assert refusal("probe", str(tmp_path / "notes")) == (
+        "what is probed must be a run, a model's name (smollm2-135m-instruct), a folder with "
+        "config.json or a GGUF file, got the folder '<tmp>/notes' without config.json; "
+        "`headlab runs` lists the runs"
+    )
+    for place in ("nowhere", "notes/" + "x" * 300):
         assert refusal("probe", str(tmp_path / place)) == (
             f"run must be a folder with a config.json, got '<tmp>/{place}'; "
             "`headlab runs` lists them"
