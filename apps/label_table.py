@@ -128,8 +128,8 @@ def label_cells(row: Row, task: str | None) -> list[str]:
         number(row["effect"]),
         interval(row),
         number(row["chance"]),
-        # Of another class, the test says nothing about this label.
-        small(row["q_value"] if row["tested"] == row["label"] else None),
+        # Of another class than the numbers beside it, the test says nothing here.
+        small(row["q_value"] if row["tested"] == row["probe"] else None),
         runner_up(row),
         note(row, task),
     ]
