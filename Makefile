@@ -12,12 +12,12 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 CONTRACTS := tests/contracts tests/parity tests/lab/test_compile.py
 COMMANDS := $(wildcard tests/apps/test_cli*.py)
 HOSTILE := tests/fuzz tests/messages
-STUDIES := tests/probes/plots $(foreach name,card figures film film_writer labels planted report,tests/probes/test_$(name).py)
+PROBES := tests/probes
 BROWSER := tests/browser tests/apps/test_studio_pages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo app test fast commands contracts hostile studies browser slow bench golden docs fmt lint types arch check clean
+.PHONY: help demo app test fast commands contracts hostile probes browser slow bench golden docs fmt lint types arch check clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,11 +32,11 @@ ifdef ARGS
 test: $(DEV) ## Run all tests but the slow ones (ARGS="tests/lab -x" for some of them)
 	@$(BIN)/pytest $(ARGS)
 else
-test: fast studies commands contracts hostile browser
+test: fast probes commands contracts hostile browser
 endif
 
-fast: $(DEV) ## Run the tests to run after every change, on two processors
-	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(COMMANDS) $(CONTRACTS) $(HOSTILE) $(STUDIES) $(BROWSER))
+fast: $(DEV) ## Run the tests to run after every change, on two processors (of probes: make probes)
+	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(COMMANDS) $(CONTRACTS) $(HOSTILE) $(PROBES) $(BROWSER))
 
 commands: $(DEV) ## Run the tests of the command line
 	@$(BIN)/pytest -n 2 -m 'not slow' $(COMMANDS)
@@ -47,8 +47,8 @@ contracts: $(DEV) ## Run the tests beside TransformerLens, transformers and torc
 hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
 	@$(BIN)/pytest -n 2 -m 'not slow' $(HOSTILE)
 
-studies: $(DEV) ## Run the tests of known heads, labels, films, reports and figures
-	@$(BIN)/pytest -n 2 -m 'not slow' $(STUDIES)
+probes: $(DEV) ## Run the tests of the probes, on heads that are known and on random ones
+	@$(BIN)/pytest -n 2 -m 'not slow' $(PROBES)
 
 browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
 	@$(BIN)/pytest -m 'not slow' $(BROWSER)
