@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from probes.film import film_checkpoints, find_onsets
     from probes.film_writer import FilmSettings, FilmWriter
     from probes.heads import score_heads
-    from probes.inputs import content_control, repeated_pair
+    from probes.inputs import content_control, repeated_batch, repeated_pair
     from probes.label_rules import Cuts
     from probes.labels import label_heads, label_study
     from probes.offsets import offset_spectrum
@@ -45,6 +45,7 @@ __all__ = [
     "offset_spectrum",
     "probe_names",
     "prune_heads",
+    "repeated_batch",
     "repeated_pair",
     "score_heads",
     "write_report",
@@ -70,6 +71,7 @@ WHERE = {
     "offset_spectrum": "probes.offsets",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning",
+    "repeated_batch": "probes.inputs",
     "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",
     "write_report": "probes.report",

@@ -22,6 +22,8 @@ from probes.bridge import bridge_setting
 
 LONGEST_BLOCK = 25
 """Tokens of a block where nothing forces a shorter one (Olsson et al. 2022)."""
+LONGEST_SCORED_BLOCK = 40
+"""The same where a model's loss on the second block is measured, which wants rows."""
 SHORTEST_BLOCK = 4
 """Below, offsets collide: with 2 tokens the induction target is the previous token."""
 LARGE_VOCABULARY = 2_000
@@ -71,12 +73,62 @@ class PairedInput:
         """Return the number of sequences of an arm."""
         return len(self.tokens)
 
+    def batch(self) -> Batch:
+        """Return the repeated sequences, scored where the second block can be told from the first.
+
+        Row p of the second block predicts p + 1, and its source is where that token stood before.
+        The second block's first token is not asked: nothing announces that the repeat begins.
+        """
+        rows = torch.arange(self.second, self.second + self.block - 1)
+        loss_mask = torch.zeros_like(self.tokens, dtype=torch.bool)
+        loss_mask[:, rows] = True
+        sources = torch.full_like(self.tokens, -1)
+        sources[:, rows] = rows + 1 - self.block
+        return Batch(self.tokens, loss_mask, sources.unsqueeze(-1))
+
+
+def repeated_batch(
+    model_or_config: Any,
+    *,
+    n_sequences: int = 8,
+    block: int | None = None,
+    prefix: int | Literal["bos"] | None = "bos",
+    ids: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Batch:
+    """Draw [prefix, a, a], scored on the second block: what a model without a task is asked.
+
+    The loss is the mean over the block - 1 tokens of the second block that the first one foretells
+    (see `PairedInput.batch`), which a model can know by attention alone.
+
+    Args:
+        model_or_config: A model, or its config.
+        n_sequences: Sequences.
+        block: Tokens of a block; None: 40, or as many as context and vocabulary allow.
+        prefix: See `repeated_pair`.
+        ids: See `repeated_pair`.
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: As `repeated_pair`.
+    """
+    return repeated_pair(
+        model_or_config,
+        n_sequences=n_sequences,
+        block=block,
+        longest=LONGEST_SCORED_BLOCK,
+        prefix=prefix,
+        ids=ids,
+        seed=seed,
+    ).batch()
+
 
 def repeated_pair(
     model_or_config: Any,
     *,
     n_sequences: int = 64,
     block: int | None = None,
+    longest: int = LONGEST_BLOCK,
     prefix: int | Literal["bos"] | None = "bos",
     ids: Sequence[int] | None = None,
     seed: int = 0,
@@ -90,7 +142,8 @@ def repeated_pair(
     Args:
         model_or_config: A model, or its config: ids and positions have to fit it.
         n_sequences: Sequences of each arm.
-        block: Tokens of a block; None: 25, or as many as context and vocabulary allow.
+        block: Tokens of a block; None: `longest`, or as many as context and vocabulary allow.
+        longest: Tokens of a block that is not given.
         prefix: Id before the first block; "bos": the tokenizer's BOS (else its EOS), or id 0 of a
             model without one; None: none.
         ids: Ids to draw from; None: all that are no special tokens, and in a vocabulary of 2,000
@@ -123,7 +176,7 @@ def repeated_pair(
                 f"n_ctx = {sizes.n_ctx} and {len(words)} different ids allow {max(0, room)}; give "
                 "sequences of your own (on the command line with --ids or --text)"
             )
-        block = min(LONGEST_BLOCK, room)
+        block = min(longest, room)
     require(
         is_whole(block) and SHORTEST_BLOCK <= block <= room,
         "block",

@@ -9,7 +9,7 @@ import torch
 from lab.config import ModelConfig
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.inputs import can_repeat, content_control, repeated_pair
+from probes.inputs import can_repeat, content_control, repeated_batch, repeated_pair
 
 
 def config(d_vocab=60, n_ctx=64):
@@ -138,3 +138,27 @@ def test_pair_can_be_given_other_arms():
     null = dataclasses.replace(pair, tokens=pair.control)
     assert len(null) == 2
     assert torch.equal(null.tokens, pair.control)
+
+
+def test_scored_rows_are_those_that_the_first_block_foretells():
+    batch = repeated_batch(config(d_vocab=200, n_ctx=99), n_sequences=2)
+    assert batch.tokens.shape == (2, 81)
+    assert batch.loss_mask.sum(dim=1).tolist() == [39, 39]
+    for row, asked, sources in zip(batch.tokens, batch.loss_mask, batch.sources, strict=True):
+        seen = row.tolist()
+        for p in range(81):
+            # Written out: the next token stood before, and what stood before it is this token.
+            known = p > 40 and p + 1 < 81
+            assert bool(asked[p]) == known
+            source = seen.index(seen[p + 1]) if known else -1
+            assert sources[p].tolist() == [source]
+            assert not known or seen[source - 1] == seen[p]
+
+
+def test_batch_of_a_pair_is_its_repeated_arm():
+    pair = repeated_pair(config(), n_sequences=3, block=6, prefix=None)
+    assert torch.equal(pair.batch().tokens, pair.tokens)
+    same = repeated_batch(config(), n_sequences=3, block=6, prefix=None)
+    assert torch.equal(same.tokens, pair.tokens)
+    assert same.loss_mask[0].nonzero().flatten().tolist() == [6, 7, 8, 9, 10]
+    assert repeated_batch(config(d_vocab=30)).tokens.shape == (8, 29)  # as the vocabulary allows
