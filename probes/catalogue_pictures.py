@@ -36,7 +36,8 @@ from probes.plots import (
 from probes.plots.canvas import figure_of, headline
 from probes.reads import probe_input
 from probes.registry import PROBES, ProbeEntry, load_function
-from probes.tables import DYNAMICS, make_table
+from probes.schemas.film import DYNAMICS
+from probes.tables import make_table
 
 WORD = 6
 """Symbols of a word: large enough to see, small enough for a page."""

@@ -36,7 +36,8 @@ from probes.reads import (
     probe_input,
     provenance,
 )
-from probes.tables import COPYING, make_table
+from probes.schemas.heads import COPYING
+from probes.tables import make_table
 from probes.targets import ProbeInput
 
 N_TOP = 5

@@ -28,7 +28,8 @@ from probes.reads import (
     provenance,
     slices_for,
 )
-from probes.tables import DISTANCES, make_table
+from probes.schemas.heads import DISTANCES
+from probes.tables import make_table
 from probes.targets import ProbeInput
 
 TOKENS_AT_ONCE = 2_048

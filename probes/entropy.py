@@ -24,7 +24,8 @@ from probes.reads import (
     probe_input,
     provenance,
 )
-from probes.tables import ENTROPY, make_table
+from probes.schemas.heads import ENTROPY
+from probes.tables import make_table
 from probes.targets import ProbeInput
 
 SILENT_BELOW = 1e-3

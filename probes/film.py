@@ -31,7 +31,8 @@ from probes.reads import (
     slices_of,
 )
 from probes.registry import ProbeEntry, choose_probes, load_function
-from probes.tables import DYNAMICS, ONSETS, checked_table, make_table, plain_rows
+from probes.schemas.film import DYNAMICS, ONSETS
+from probes.tables import checked_table, make_table, plain_rows
 from probes.targets import ProbeInput, Targets
 
 FILM_SEQUENCES = 64

@@ -33,7 +33,8 @@ from probes.film import (
 )
 from probes.reads import model_device
 from probes.registry import get_probe, probe_names
-from probes.tables import DYNAMICS, json_text, parquet_bytes
+from probes.schemas.film import DYNAMICS
+from probes.tables import json_text, parquet_bytes
 
 logger = logging.getLogger(__name__)
 

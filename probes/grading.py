@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from probes.tables import HEAD, LAYER, Column, Schema, make_table
+from probes.schemas.columns import HEAD, LAYER, Column, Schema
+from probes.tables import make_table
 
 CLASSES = (
     "previous",

@@ -29,7 +29,8 @@ from probes.reads import (
     slices_for,
 )
 from probes.registry import ProbeEntry, choose_probes, load_function
-from probes.tables import HEADS, make_table
+from probes.schemas.heads import HEADS
+from probes.tables import make_table
 from probes.targets import ProbeInput, Targets
 
 GATHERED_NUMBERS = 2**24

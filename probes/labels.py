@@ -35,9 +35,10 @@ from probes.label_rules import (
 )
 from probes.layer_measures import LADDER, Heads
 from probes.reads import Mask, ReadableModel, probe_input, provenance
+from probes.schemas.labels import EVIDENCE, LABELS
 from probes.significance import FlipTest, flip_test
 from probes.source_stripes import STRIPES
-from probes.tables import EVIDENCE, LABELS, make_table
+from probes.tables import make_table
 from probes.targets import ProbeInput
 
 COMPARED = 4

@@ -21,7 +21,8 @@ from probes.reads import (
     provenance,
     vocab_of,
 )
-from probes.tables import ATTENTION, make_table
+from probes.schemas.heads import ATTENTION
+from probes.tables import make_table
 
 LONGEST = 128
 """Positions of the longest sequence whose maps are drawn: beyond, no screen shows its cells."""

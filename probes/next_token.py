@@ -16,7 +16,8 @@ from lab.shapes import Tokens
 from lab.vocab import Vocab
 from probes.maps import token_labels
 from probes.reads import model_device, provenance, vocab_of
-from probes.tables import Column, Schema, make_table
+from probes.schemas.columns import Column, Schema
+from probes.tables import make_table
 
 NEXT_TOKEN = Schema(
     name="next_token",

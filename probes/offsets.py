@@ -27,7 +27,8 @@ from probes.reads import (
     probe_input,
     provenance,
 )
-from probes.tables import SPECTRUM, make_table
+from probes.schemas.heads import SPECTRUM
+from probes.tables import make_table
 from probes.targets import ProbeInput, is_special
 
 LONGEST_OFFSET = 64

@@ -28,7 +28,8 @@ from probes.reads import (
     provenance,
 )
 from probes.registry import choose_probes, load_function
-from probes.tables import PEAKS, make_table
+from probes.schemas.heads import PEAKS
+from probes.tables import make_table
 from probes.targets import ProbeInput, Targets
 
 TIED = 1e-4

@@ -25,7 +25,8 @@ from probes.film import film_checkpoints
 from probes.film_writer import FILM
 from probes.inputs import can_repeat
 from probes.reads import as_batch, probe_input, vocab_of
-from probes.tables import DYNAMICS, read_table
+from probes.schemas.film import DYNAMICS
+from probes.tables import read_table
 
 REFERENCE_SEQUENCES = 256
 """Sequences whose mean fills the gap of a head in mean ablations."""

@@ -30,7 +30,8 @@ from probes.reads import (
     probe_input,
     provenance,
 )
-from probes.tables import VALUES, make_table
+from probes.schemas.heads import VALUES
+from probes.tables import make_table
 from probes.targets import ProbeInput
 
 PerHead = Float64[Tensor, "batch head"]

@@ -36,7 +36,8 @@ from probes.planted.codes import (
     width,
 )
 from probes.planted.heads import KINDS_BY_NAME, PlantedHead
-from probes.tables import PLANTED, make_table
+from probes.schemas.labels import PLANTED
+from probes.tables import make_table
 
 Norm = Literal["LN", "RMS"] | None
 Basis = Float64[Tensor, "new old"]

@@ -14,7 +14,8 @@ from apps.commands import demo
 from apps.commands.train import read_form
 from lab.presets import get_preset
 from lab.runs import open_run
-from probes.tables import DYNAMICS, read_table
+from probes.schemas.film import DYNAMICS
+from probes.tables import read_table
 
 Headlab = Callable[..., tuple[int, str, str]]
 

@@ -16,7 +16,9 @@ from probes.ablation import ablation_sweep
 from probes.film import film_checkpoints, find_onsets
 from probes.heads import score_heads
 from probes.labels import label_heads
-from probes.tables import HEADS, LABELS, read_table
+from probes.schemas.heads import HEADS
+from probes.schemas.labels import LABELS
+from probes.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from lab.reads import AttentionReads
 from probes.entropy import entropy_profile
 from probes.planted import PlantedHead, plant
-from probes.tables import ENTROPY, json_rows
+from probes.schemas.heads import ENTROPY
+from probes.tables import json_rows
 
 
 class FixedRows:

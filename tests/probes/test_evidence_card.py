@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from probes.evidence_card import card_facts, card_title
-from probes.tables import DTYPES, LABELS
+from probes.schemas.columns import DTYPES
+from probes.schemas.labels import LABELS
 
 
 def row(**changes: Any) -> dict[str, Any]:

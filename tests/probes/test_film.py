@@ -22,7 +22,8 @@ from probes.film import (
 from probes.heads import score_heads
 from probes.reads import slices_of
 from probes.registry import probe_names
-from probes.tables import DYNAMICS, ONSETS, make_table
+from probes.schemas.film import DYNAMICS, ONSETS
+from probes.tables import make_table
 
 
 def frame_of(camera: Camera, model, step: int = 0) -> pd.DataFrame:

@@ -15,7 +15,8 @@ from lab.runs import WEIGHTS, open_run
 from lab.training import train
 from probes.film import film_checkpoints
 from probes.film_writer import FILM, FRAMES, SETTINGS, FilmSettings, FilmWriter, settings_of
-from probes.tables import DYNAMICS, read_table
+from probes.schemas.film import DYNAMICS
+from probes.tables import read_table
 
 CONFIG = TrainConfig(
     task="reversal",

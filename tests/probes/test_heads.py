@@ -18,7 +18,7 @@ from probes.heads import head_masses, score_heads
 from probes.planted import PlantedHead, plant, planted_mass
 from probes.reads import probe_input, special_ids_of
 from probes.registry import choose_probes, load_function, probe_names
-from probes.tables import HEADS
+from probes.schemas.heads import HEADS
 
 
 def scores_of(frame, probe):

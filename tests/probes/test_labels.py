@@ -19,7 +19,8 @@ from probes.labels import content_tests, label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning import prune_heads
 from probes.reads import probe_input
-from probes.tables import EVIDENCE, LABELS, json_rows
+from probes.schemas.labels import EVIDENCE, LABELS
+from probes.tables import json_rows
 
 LAYERS = (
     (

@@ -22,17 +22,11 @@ from lab.vocab import Vocab
 from probes import page, plots, report
 from probes.film_writer import FILM
 from probes.first_screen import best_head, sentence_about
+from probes.metrics import DEFAULT_METRICS
 from probes.report import write_report
 from probes.report_subject import film_of, repeated_tokens, start_id
-from probes.tables import (
-    DYNAMICS,
-    METRICS,
-    get_schema,
-    json_rows,
-    make_table,
-    parquet_bytes,
-    read_table,
-)
+from probes.schemas.film import DYNAMICS
+from probes.tables import get_schema, json_rows, make_table, parquet_bytes, read_table
 
 FIGURES = ("labels", "heads", "stripes", "spectrum", "entropy", "ablation")
 FILES = {
@@ -304,7 +298,7 @@ def test_plain_tokens_are_reported_on(small_model, repeating_batch, tmp_path, pl
     probed = {row["probe"]: row["n_rows"] for row in report["heads"]}
     assert set(probed) == {"previous", "current", "first", "duplicate", "induction", "preceder"}
     assert probed["previous"] == 5 * 13  # id 0 may be a word: nothing is left out
-    assert {row["metric"] for row in report["ablation"]} == {*METRICS}
+    assert {row["metric"] for row in report["ablation"]} == {*DEFAULT_METRICS}
 
 
 def test_a_model_with_a_tokenizer_is_shown_in_its_words(build_model, tmp_path, plain_pictures):

@@ -17,8 +17,8 @@ from probes.labels import label_study
 from probes.maps import attention_map
 from probes.offsets import offset_spectrum
 from probes.peaks import head_peaks
+from probes.schemas.labels import LABELS
 from probes.tables import (
-    LABELS,
     SCHEMAS,
     checked_table,
     csv_text,

@@ -1,0 +1,1 @@
+"""The schemas of all tables that probes return, by the question that they answer."""
