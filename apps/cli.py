@@ -102,8 +102,8 @@ def guarded(arguments: list[str]) -> int:
         return dispatch(arguments)
     except SystemExit as stop:  # the parser, after --help or a wrong flag
         return stop.code if isinstance(stop.code, int) else EXIT_ERROR
-    except KeyboardInterrupt:
-        sys.stderr.write("headlab: stopped\n")
+    except KeyboardInterrupt as stop:
+        sys.stderr.write(f"headlab: stopped{f'; {stop}' if str(stop) else ''}\n")
         return EXIT_INTERRUPT
     except BrokenPipeError:
         raise

@@ -1,9 +1,6 @@
 """`headlab card`: how often the labels of heads are right, on heads that are known."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +9,8 @@ from tyro.conf import arg
 
 from apps.card_table import say_card
 from apps.commands.arguments import check_out, fill_in
-from apps.console import is_main_process, remark, say, say_facts
+from apps.console import say, say_facts
+from apps.progress import progress_bar
 
 if TYPE_CHECKING:
     from probes.card import Card
@@ -65,31 +63,13 @@ def run_card(arguments: list[str]) -> int:
     from probes.planted.cohort import CARD_SEEDS, TUNING_SEEDS
 
     seeds = CARD_SEEDS if form.seeds == "card" else TUNING_SEEDS
-    with progress() as show:
+    with progress_bar("labelling known heads") as show:
         card = measure_card(seeds, jobs=min(MOST_JOBS, os.cpu_count() or 1), progress=show)
     say_card(card, seeds)
     if out is not None:
         say()
         say_facts([("wrote", ", ".join(str(path) for path in write_card(card, out)))])
     return 0
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows on stderr how many models are done."""
-    if not (is_main_process() and sys.stderr.isatty()):
-        remark("labelling known heads ...")
-        yield lambda done, of: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(desc="labelling known heads", unit="part", dynamic_ncols=True, leave=False) as bar:
-
-        def show(done: int, of: int) -> None:
-            bar.total = of
-            bar.update(done - bar.n)
-
-        yield show
 
 
 def write_card(card: "Card", folder: Path) -> list[Path]:

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from apps.commands.arguments import (
-    CheckpointStep,
-    Device,
     check_out,
     fill_in,
     gives,
     listed,
     require_named,
 )
+from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_facts
 from apps.film_table import say_film
 from apps.head_table import say_head_table
 from apps.label_table import rows_scored, say_card, say_labels
 from apps.opened_run import parse_heads
-from apps.probe_subject import (
+from apps.output_folder import write_and_say
+from apps.subject import (
     PAIRS,
     SEQUENCES,
     Input,
@@ -30,7 +30,6 @@ from apps.probe_subject import (
     is_run,
     open_subject,
 )
-from lab.config import require_whole
 from lab.naming import counted, quoted
 from lab.packaged import KNOWN
 from lab.runs import Run, open_run
@@ -38,8 +37,6 @@ from probes.registry import PROBES, choose_probes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from probes.prompt_files import FileKind
 
 ABOUT = f"""Say what each head of a model does, and how sure that is.
 
@@ -49,8 +46,7 @@ ABOUT = f"""Say what each head of a model does, and how sure that is.
   headlab probe {next(iter(KNOWN))} --out smollm2
   headlab probe folder/of/a/model --text prompts.txt
 
-WHAT is a run, a model that others trained ({", ".join(KNOWN)}),
-a folder that save_pretrained or headlab wrote, or a GGUF file.
+{WHAT_THERE_IS}
 
 A run is read on unseen sequences of its task, any other model on random tokens
 said twice, beside a control in which nothing is said twice; or give your own
@@ -81,10 +77,9 @@ ONE_MODEL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeForm:
+class ProbeForm(SubjectForm):
     """What `headlab probe` asks for."""
 
-    what: Annotated[Positional[str], arg(metavar="WHAT", help="What to look at, see above.")]
     card: Annotated[
         str | None,
         arg(metavar="HEAD", help="Show all that is known of one head.", help_behavior_hint=""),
@@ -99,33 +94,6 @@ class ProbeForm:
             help_behavior_hint="",
         ),
     ] = ()
-    text: Annotated[
-        Path | None,
-        arg(
-            metavar="FILE",
-            help="Read the model on these prompts, one a line; of a run, the symbols of its task.",
-            help_behavior_hint="",
-        ),
-    ] = None
-    jsonl: Annotated[
-        Path | None,
-        arg(
-            metavar="FILE",
-            help='The same from JSON lines: a text, a list of ids, or {"text": ...}, {"ids": ...}.',
-            help_behavior_hint="",
-        ),
-    ] = None
-    ids: Annotated[
-        Path | None,
-        arg(
-            metavar="FILE",
-            help="The same from lines of token ids, with spaces or commas between.",
-            help_behavior_hint="",
-        ),
-    ] = None
-    repeated: bool = False
-    """Read a run on random tokens said twice, as models that are no run are."""
-    checkpoint: CheckpointStep = None
     all_checkpoints: bool = False
     """Show the scores at every checkpoint of a run, and where heads set in."""
     sequences: Annotated[
@@ -136,16 +104,6 @@ class ProbeForm:
             help_behavior_hint=f"(default: {SEQUENCES} of a run's task, {PAIRS} repeated ones)",
         ),
     ] = None
-    seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
-    out: Annotated[
-        str | None,
-        arg(
-            metavar="DIR",
-            help="Also write every table into this new folder, as CSV, Parquet and JSON.",
-            help_behavior_hint="",
-        ),
-    ] = None
-    device: Device = "auto"
 
 
 def run_probe(arguments: list[str]) -> int:
@@ -154,9 +112,7 @@ def run_probe(arguments: list[str]) -> int:
     require_named(arguments, "--probes", form.probes, PROBES[0].name)
     choose_probes(form.probes or None, has_sources=True)
     card = None if form.card is None else the_head(form.card)
-    if form.sequences is not None:
-        require_whole("--sequences", form.sequences, 1)
-    require_whole("--seed", form.seed, 0)
+    form.check_numbers()
     out = None if form.out is None else check_out(form.out)
     if form.probes:
         refuse_beside(arguments, "--probes", ("--card", "--all-heads"))
@@ -173,7 +129,7 @@ def run_probe(arguments: list[str]) -> int:
         require_head(subject, card)
     chosen = choose_input(
         subject,
-        given=files_given(form),
+        given=form.files,
         sequences=form.sequences,
         repeated=form.repeated,
     )
@@ -182,16 +138,8 @@ def run_probe(arguments: list[str]) -> int:
     else:
         tables = say_what_heads_do(form, subject, chosen, card)
     if out is not None:
-        for frame in tables.values():
-            frame.attrs |= {**subject.facts, "input": chosen.description}
-        write_and_say(out, tables)
+        write_and_say(out, tables, facts={**subject.facts, "input": chosen.description})
     return 0
-
-
-def files_given(form: ProbeForm) -> "dict[FileKind, Path]":
-    """Return the files of prompts that are given, by kind."""
-    files: dict[FileKind, Path | None] = {"text": form.text, "jsonl": form.jsonl, "ids": form.ids}
-    return {kind: path for kind, path in files.items() if path is not None}
 
 
 def the_head(label: str) -> tuple[int, int]:
@@ -329,7 +277,8 @@ def own_film(run: Run, probes: Sequence[str]) -> "pd.DataFrame | None":
         ValueError: The file is damaged.
     """
     from probes.film_writer import FILM
-    from probes.tables import DYNAMICS, read_table
+    from probes.schemas.film import DYNAMICS
+    from probes.tables import read_table
 
     if FILM not in run.files:
         return None
@@ -341,13 +290,3 @@ def own_film(run: Run, probes: Sequence[str]) -> "pd.DataFrame | None":
         frame = frame[frame["probe"].isin(probes)].reset_index(drop=True)
         frame.attrs = attrs
     return frame
-
-
-def write_and_say(out: Path, tables: "dict[str, pd.DataFrame]") -> None:
-    """Write tables into a folder, and say which."""
-    from probes.table_files import write_tables
-
-    written = write_tables(out, tables)
-    names = ", ".join(tables)
-    say()
-    say_facts([("wrote", f"{len(written)} files into {out}: {names} as CSV, Parquet and JSON")])

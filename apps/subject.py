@@ -1,4 +1,4 @@
-"""What `headlab probe` looks at: a run, a model that others trained, and sequences to read it on.
+"""What a command looks at: a run or a model that others trained, and sequences to read it on.
 
 Torch is imported when a model is loaded, never with this module.
 """
@@ -31,7 +31,7 @@ PAIRS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model that is probed, and where it comes from."""
+    """A model that is looked into, and where it comes from."""
 
     model: "HookedGPT"
     title: str
@@ -131,7 +131,7 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
             return
         got = f"the file {quoted(name)}, which is none"
     raise ValueError(
-        f"what is probed must be a run, a model's name ({', '.join(KNOWN)}), a folder with "
+        f"WHAT must be a run, a model's name ({', '.join(KNOWN)}), a folder with "
         f"{CONFIG} or a GGUF file, got {got}; `headlab runs` lists the runs"
     )
 
@@ -186,6 +186,7 @@ def choose_input(
     given: "Mapping[FileKind, Path]",
     sequences: int | None,
     repeated: bool = False,
+    pairs: int = PAIRS,
 ) -> Input:
     """Return the sequences to look at: those of a file, of a run's task, or repeated ones.
 
@@ -194,6 +195,7 @@ def choose_input(
         given: At most one file, by its kind.
         sequences: How many, of those that are generated; None: the default.
         repeated: Repeated ones, also of a run.
+        pairs: How many repeated ones, unless told otherwise.
 
     Raises:
         ValueError: Several files, a number beside a file, or something wrong with the file.
@@ -230,7 +232,7 @@ def choose_input(
             "all begin with id 0 <bos>",
             task=config.task,
         )
-    n = PAIRS if sequences is None else sequences
+    n = pairs if sequences is None else sequences
     return Input(
         sequences=None, attention_mask=None, n=n, description=counted(n, "repeated sequence")
     )

@@ -1,0 +1,81 @@
+"""What commands that look into a model ask for in the same words: which model, which sequences."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from apps.commands.arguments import CheckpointStep, Device
+from lab.config import require_whole
+from lab.packaged import KNOWN
+
+if TYPE_CHECKING:
+    from probes.prompt_files import FileKind
+
+WHAT_THERE_IS = f"""\
+WHAT is a run, a model that others trained ({", ".join(KNOWN)}),
+a folder that save_pretrained or headlab wrote, or a GGUF file."""
+"""The sentence of a help text that says what WHAT may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectForm:
+    """A model, and the sequences that it is read on."""
+
+    what: Annotated[Positional[str], arg(metavar="WHAT", help="What to look into, see above.")]
+    text: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="Read the model on these prompts, one a line; of a run, the symbols of its task.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    jsonl: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help='The same from JSON lines: a text, a list of ids, or {"text": ...}, {"ids": ...}.',
+            help_behavior_hint="",
+        ),
+    ] = None
+    ids: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="The same from lines of token ids, with spaces or commas between.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    repeated: bool = False
+    """Read a run on random tokens said twice, as models that are no run are."""
+    checkpoint: CheckpointStep = None
+    sequences: int | None = None
+    """Sequences to read the model on; a command says how many it takes by itself."""
+    seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
+    out: Annotated[
+        str | None,
+        arg(
+            metavar="DIR",
+            help="Also write what is found into this new folder: CSV, Parquet and JSON.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    device: Device = "auto"
+
+    @property
+    def files(self) -> "dict[FileKind, Path]":
+        """The files of prompts that are given, by kind."""
+        given: dict[FileKind, Path | None] = {
+            "text": self.text,
+            "jsonl": self.jsonl,
+            "ids": self.ids,
+        }
+        return {kind: path for kind, path in given.items() if path is not None}
+
+    def check_numbers(self) -> None:
+        """Raise ValueError for a number that cannot be; before anything is opened."""
+        if self.sequences is not None:
+            require_whole("--sequences", self.sequences, 1)
+        require_whole("--seed", self.seed, 0)

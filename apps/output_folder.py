@@ -1,0 +1,41 @@
+"""What a command found, as one folder: every table in three forms, and figures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.console import is_main_process, say, say_facts
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def write_and_say(
+    out: Path,
+    tables: "Mapping[str, pd.DataFrame]",
+    figures: "Mapping[str, Figure] | None" = None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write tables and figures into a new folder, all or none, and say which.
+
+    Args:
+        out: The folder, as `check_out` returns it.
+        tables: Tables by name, each written as CSV, Parquet and JSON.
+        figures: Figures by name, each written as PNG.
+        facts: What the tables carry besides: where the model comes from, what it was read on.
+    """
+    if not is_main_process():
+        return
+    from probes.plots import png_bytes
+    from probes.table_files import files_of, write_whole
+
+    for frame in tables.values():
+        frame.attrs.update(facts or {})
+    pictures = {f"{name}.png": png_bytes(figure) for name, figure in (figures or {}).items()}
+    written = write_whole(out, files_of(tables) | pictures)
+    kinds = f"{', '.join(tables)} as CSV, Parquet and JSON"
+    if pictures:
+        kinds += f"; {', '.join(pictures)}"
+    say()
+    say_facts([("wrote", f"{len(written)} files into {out}: {kinds}")])

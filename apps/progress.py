@@ -1,0 +1,33 @@
+"""Progress of long work: a bar on a terminal, one remark where nobody watches."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from apps.console import is_main_process, remark
+
+Progress = Callable[[int, int], None]
+"""Told how many parts are done, of how many."""
+
+
+@contextmanager
+def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress]:
+    """Give a function that shows on stderr how much is done.
+
+    Args:
+        doing: What the work is, such as "labelling known heads".
+        unit: What one part is.
+    """
+    if not (is_main_process() and sys.stderr.isatty()):
+        remark(f"{doing} ...")
+        yield lambda done, of: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=doing, unit=unit, dynamic_ncols=True, leave=False) as bar:
+
+        def show(done: int, of: int) -> None:
+            bar.total = of
+            bar.update(done - bar.n)
+
+        yield show

@@ -1,0 +1,124 @@
+"""The rows that a command scores: which sequences, which of their rows, and what to compare with.
+
+What `apps.subject` chooses is read; here it is asked: a task's answers, the second copy of what is
+said twice, or every next token of a person's own prompts.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from apps.commands.subject_form import SubjectForm
+from apps.subject import Input, Subject, choose_input
+from lab.naming import counted
+
+if TYPE_CHECKING:
+    from lab.shapes import PositionMask, Tokens
+    from lab.tasks.base import Batch
+
+REPEATED_SEQUENCES = 8
+"""Sequences that are said twice, unless told otherwise: a sweep of many heads reads them often."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredInput:
+    """Sequences with the rows that count, and others of the same kind."""
+
+    batch: "Batch"
+    description: str
+    """Which sequences."""
+    rows: str
+    """Which of their rows count."""
+    task: str | None
+    """The task that they are sequences of."""
+    reference: "Batch"
+    """Others, whose means or outputs stand for a head's; the same where there are no others."""
+    reference_name: str
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What was read and scored, as lines of a label and a text."""
+        return [("input", self.description), ("scored", self.rows)]
+
+
+def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:
+    """Return what a command measures on: sequences, and the rows that count.
+
+    Raises:
+        ValueError: As `choose_input`, or a model without room for anything said twice.
+    """
+    chosen = choose_input(
+        subject,
+        given=form.files,
+        sequences=form.sequences,
+        repeated=form.repeated,
+        pairs=REPEATED_SEQUENCES,
+    )
+    if chosen.sequences is None:
+        return said_twice(subject, chosen.n, form.seed)
+    from lab.tasks.base import Batch
+
+    if subject.opened is not None and isinstance(chosen.sequences, Batch):
+        return answers_of_a_task(subject, chosen, chosen.sequences)
+    assert not isinstance(chosen.sequences, Batch)  # a batch of a model that is no run
+    return every_next_token(chosen, chosen.sequences)
+
+
+def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:
+    """Return random tokens said twice, scored on the second copy."""
+    from probes.inputs import LONGEST_SCORED_BLOCK, repeated_pair
+
+    asked, others = (
+        repeated_pair(subject.model, n_sequences=n, longest=LONGEST_SCORED_BLOCK, seed=one_seed)
+        for one_seed in (seed, seed + 1)
+    )
+    return ScoredInput(
+        batch=asked.batch(),
+        description=asked.description,
+        rows=f"{asked.block - 1} rows each: those that predict the second copy from its 2nd token",
+        task=None,
+        reference=others.batch(),
+        reference_name=f"{counted(n, 'repeated sequence')} of seed {seed + 1}",
+    )
+
+
+def answers_of_a_task(subject: Subject, chosen: Input, batch: "Batch") -> ScoredInput:
+    """Return sequences of a run's task, scored on their answers."""
+    assert subject.opened is not None
+    reference = subject.opened.reference_batch()
+    return ScoredInput(
+        batch=batch,
+        description=chosen.description,
+        rows="rows whose logits predict an answer token",
+        task=chosen.task,
+        reference=reference,
+        reference_name=f"{counted(len(reference), 'sequence')} of their own of {chosen.task}",
+    )
+
+
+def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
+    """Return a person's prompts, scored on every token but the first; padding counts nowhere."""
+    from probes.reads import as_batch
+
+    batch = real_rows(as_batch(tokens), chosen.attention_mask)
+    return ScoredInput(
+        batch=batch,
+        description=chosen.description,
+        rows="every row that predicts a token of its prompt",
+        task=None,
+        reference=batch,
+        reference_name="the same prompts",
+    )
+
+
+def real_rows(batch: "Batch", mask: "PositionMask | None") -> "Batch":
+    """Return a batch in which no row counts that is padding, or predicts it.
+
+    Padding stands on the right, where no real token sees it.
+    """
+    if mask is None:
+        return batch
+    from lab.tasks.base import Batch
+
+    counted_rows = batch.loss_mask & mask
+    counted_rows[:, :-1] &= mask[:, 1:]
+    return Batch(batch.tokens, counted_rows, batch.sources)
