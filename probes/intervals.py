@@ -24,13 +24,13 @@ def bootstrap_interval(
 
     Args:
         totals: Each sequence's sum of a quantity, one column for each quantity.
-        counts: Each sequence's number of summands.
+        counts: Each sequence's number of summands, or another quantity to take the ratio to.
         seed: Seed of the resampling; one seed, one interval.
 
     Returns:
         Lower and upper ends; NaN with fewer than two sequences that have a summand.
     """
-    counted = counts > 0
+    counted = counts != 0
     n = int(counted.sum())
     if n < 2:
         nothing = np.full(totals.shape[1], np.nan)
