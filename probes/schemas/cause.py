@@ -25,6 +25,27 @@ ABLATION = Schema(
     ),
 )
 
+PAIRS = Schema(
+    name="pairs",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="other_layer", kind="whole", meaning="block of the other head"),
+        Column(name="other_head", kind="whole", meaning="the other head within its layer"),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
+        Column(name="first", kind="number", meaning="delta of ablating the head alone"),
+        Column(name="second", kind="number", meaning="delta of ablating the other one alone"),
+        Column(name="joint", kind="number", meaning="delta of ablating both"),
+        Column(name="interaction", kind="number", meaning="joint - (first + second)"),
+        Column(name="ci_low", kind="number", meaning="lower end of the interval of interaction"),
+        Column(name="ci_high", kind="number", meaning="upper end of the interval of interaction"),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
 COMPOSITION = Schema(
     name="composition",
     version=1,
@@ -229,6 +250,7 @@ EDGES = Schema(
 
 CAUSE_SCHEMAS = (
     ABLATION,
+    PAIRS,
     COMPOSITION,
     SHAPLEY,
     REDUNDANCY,
