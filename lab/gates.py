@@ -55,6 +55,28 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Donors:
+    """z of every head in several donor sequences: an ablated head says what it says there.
+
+    What a resample ablation does is the mean of what each donor does, never what their mean does.
+    """
+
+    name: str
+    """What the set is called in tables, say 'reversal/reference/8'."""
+    sha256: str
+    """Digest of the donors' tokens, so that two sets of one name cannot be mixed up."""
+    z: Float[Tensor, "donor layer pos head d_head"]
+    """z of each donor, before W_O."""
+
+    def references(self) -> tuple[Reference, ...]:
+        """Return each donor as what fills a gap: the i-th is called name/i."""
+        return tuple(
+            Reference(name=f"{self.name}/{i}", sha256=self.sha256, z=z)
+            for i, z in enumerate(self.z)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GateTensors:
     """What forward multiplies with; axes of size 1 are broadcast."""
 

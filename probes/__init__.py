@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probes.ablation import ablation_sweep, mean_reference
+    from probes.ablation import ablation_sweep, head_donors, mean_reference
     from probes.copying import copying_scores
     from probes.distances import head_distances
     from probes.entropy import entropy_profile
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from probes.pruning import prune_heads
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
+    from probes.sweep import Ablation, sweep_sets
     from probes.values import head_values
 
 __all__ = [
+    "Ablation",
     "Cuts",
     "FilmSettings",
     "FilmWriter",
@@ -37,6 +39,7 @@ __all__ = [
     "find_onsets",
     "get_probe",
     "head_distances",
+    "head_donors",
     "head_peaks",
     "head_values",
     "label_heads",
@@ -48,10 +51,12 @@ __all__ = [
     "repeated_batch",
     "repeated_pair",
     "score_heads",
+    "sweep_sets",
     "write_report",
 ]
 
 WHERE = {
+    "Ablation": "probes.sweep",
     "Cuts": "probes.label_rules",
     "FilmSettings": "probes.film_writer",
     "FilmWriter": "probes.film_writer",
@@ -63,6 +68,7 @@ WHERE = {
     "find_onsets": "probes.film",
     "get_probe": "probes.registry",
     "head_distances": "probes.distances",
+    "head_donors": "probes.ablation",
     "head_peaks": "probes.peaks",
     "head_values": "probes.values",
     "label_heads": "probes.labels",
@@ -74,6 +80,7 @@ WHERE = {
     "repeated_batch": "probes.inputs",
     "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",
+    "sweep_sets": "probes.sweep",
     "write_report": "probes.report",
 }
 

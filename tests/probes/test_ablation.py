@@ -8,9 +8,8 @@ from lab.evaluation import evaluate
 from lab.gates import HeadGates
 from lab.naming import parse_head
 from lab.tasks.registry import get_task
-from probes import ablation as ablation_module
 from probes.ablation import ablation_sweep, mean_reference
-from probes.tables import ABLATION, METRICS
+from probes.schemas.cause import ABLATION
 
 TASK = get_task("reversal", length=6, n_symbols=4)
 
@@ -82,15 +81,13 @@ def test_rows_of_whole_layers_have_no_head(small_model, repeating_batch):
     frame = ablation_sweep(small_model, repeating_batch, metrics=["exact_match"])
     assert frame.columns.tolist() == ABLATION.names
     assert frame["head"].isna().tolist() == [False, False, False, True] * 2
-    assert frame["unit"].unique().tolist() == [METRICS["exact_match"]]
+    assert frame["unit"].unique().tolist() == ["share"]
     assert frame.attrs["reference"] is None
 
 
-def test_split_into_pieces_changes_nothing(small_model, repeating_batch, monkeypatch):
+def test_split_into_pieces_changes_nothing(small_model, repeating_batch):
     whole = ablation_sweep(small_model, repeating_batch)
-    monkeypatch.setattr(ablation_module, "PREFIX_TOKENS", 30)
-    monkeypatch.setattr(ablation_module, "TOKENS_AT_ONCE", 60)
-    pieces = ablation_sweep(small_model, repeating_batch)
+    pieces = ablation_sweep(small_model, repeating_batch, memory=1)
     np.testing.assert_allclose(pieces["ablated"], whole["ablated"], atol=1e-12)
 
 
