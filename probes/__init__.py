@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probes.ablation import ablation_sweep, head_donors, mean_reference
+    from probes.composition import composition_scores
     from probes.copying import copying_scores
     from probes.distances import head_distances
     from probes.entropy import entropy_profile
@@ -32,6 +33,7 @@ __all__ = [
     "FilmSettings",
     "FilmWriter",
     "ablation_sweep",
+    "composition_scores",
     "content_control",
     "copying_scores",
     "entropy_profile",
@@ -61,6 +63,7 @@ WHERE = {
     "FilmSettings": "probes.film_writer",
     "FilmWriter": "probes.film_writer",
     "ablation_sweep": "probes.ablation",
+    "composition_scores": "probes.composition",
     "content_control": "probes.inputs",
     "copying_scores": "probes.copying",
     "entropy_profile": "probes.entropy",

@@ -345,8 +345,8 @@ def require_unhooked(model: ReadableModel) -> None:
             )
 
 
-def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:
-    """Return what a table was measured on, as far as the model itself knows.
+def provenance(model: ReadableModel, tokens: Tokens | None) -> dict[str, Any]:
+    """Return what a table was measured on, as far as the model itself knows; None: on no tokens.
 
     `run`, `checkpoint_sha256` and `seed` are those of a saved run; reports fill them in.
     """
@@ -360,7 +360,9 @@ def provenance(model: ReadableModel, tokens: Tokens) -> dict[str, Any]:
         "device": str(model_device(model)),
         "dtype": None if weight is None else str(weight.dtype).removeprefix("torch."),
         "versions": versions(),
-        "tokens_sha256": digest(tokens.cpu().contiguous().numpy().tobytes()),
+        "tokens_sha256": None
+        if tokens is None
+        else digest(tokens.cpu().contiguous().numpy().tobytes()),
     }
 
 
