@@ -15,6 +15,8 @@ def draw_parameters(module: nn.Module, std: float, generator: torch.Generator | 
         generator: Where the draws come from; None: PyTorch's global generator.
     """
     for name, parameter in module.named_parameters(recurse=False):
+        if parameter.is_meta:  # built to be given weights: there is nothing to draw into
+            continue
         if name.startswith("W_"):
             nn.init.normal_(parameter, std=std, generator=generator)
         elif name == "w":

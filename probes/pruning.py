@@ -90,15 +90,36 @@ def prune_heads(
     Raises:
         ValueError: The model has no such head (any more), or mode and reference do not fit.
     """
+    pruned = pruned_view(model, heads, mode=mode, reference=reference)
+    pruned.load_state_dict(
+        {name: value.clone() for name, value in pruned.state_dict().items()}, assign=True
+    )
+    return pruned
+
+
+def pruned_view(
+    model: HookedGPT,
+    heads: Iterable[tuple[int, int]],
+    *,
+    mode: str = "zero",
+    reference: Reference | None = None,
+) -> HookedGPT:
+    """Return what prune_heads returns, made of the given model's own weights where it can be.
+
+    It costs next to nothing, and is to be read only: weights that are not cut are shared.
+
+    Raises:
+        ValueError: As of prune_heads.
+    """
     if mode not in MODES:
         raise ValueError(unknown_name("pruning mode", mode, MODES))
     gone = HeadGates.ablate(heads, like=model).heads
-    state = model.state_dict()
+    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if mode == "mean":
         for layer, written in mean_writes(model, gone, reference).items():
             state[f"blocks.{layer}.attn.b_O"] = state[f"blocks.{layer}.attn.b_O"] + written
     config = without_heads(model.config, gone)
-    for layer in range(config.n_layers):
+    for layer in sorted({layer for layer, _ in gone}):
         had, had_keys = model.config.heads_of(layer), model.config.kv_heads_of(layer)
         rows = [had.index(head) for head in config.heads_of(layer)]
         kv_rows = [had_keys.index(head) for head in config.kv_heads_of(layer)]
@@ -106,8 +127,13 @@ def prune_heads(
             for name in names:
                 key = f"blocks.{layer}.attn.{name}"
                 state[key] = state[key][kept]
-    pruned = HookedGPT(config).to(device=model.W_E.device, dtype=model.W_E.dtype)
-    pruned.load_state_dict(state)
+    with torch.device("meta"):  # no weight is drawn, and no memory taken for it
+        pruned = HookedGPT(config)
+    pruned.load_state_dict(state, assign=True)
+    if config.positional_embedding_type == "sinusoidal":  # computed, and no weight
+        pruned.pos_embed.W_pos = model.pos_embed.W_pos
+    pruned.to(device=model.W_E.device, dtype=model.W_E.dtype)  # tells cfg, and changes no weight
+    pruned.cfg.default_prepend_bos = model.cfg.default_prepend_bos
     pruned.tokenizer, pruned.provenance = model.tokenizer, model.provenance
     return pruned.train(model.training)
 
