@@ -46,6 +46,48 @@ PAIRS = Schema(
     ),
 )
 
+IMPORTANCE = Schema(
+    name="importance",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="reduce", kind="text", meaning="absolute value of each example, token or all"),
+        Column(name="normalise", kind="text", meaning="by nothing, its layer or its parameters"),
+        Column(name="importance", kind="number", meaning="|d metric / d gate|, added up by reduce"),
+        CI_LOW,
+        CI_HIGH,
+        Column(name="gradient", kind="number", meaning="d metric / d gate, with its sign"),
+        Column(name="gradient_ci_low", kind="number", meaning="lower end of its interval"),
+        Column(name="gradient_ci_high", kind="number", meaning="upper end of its interval"),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
+ESTIMATES = Schema(
+    name="estimates",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="node", kind="text", meaning="what is exchanged: z, or q, k or v of the head"),
+        Column(name="mode", kind="text", meaning="by what: zero, mean, resample, or an example"),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="estimate", kind="number", meaning="first order of ablated - baseline"),
+        CI_LOW,
+        CI_HIGH,
+        Column(
+            name="grad_drop",
+            kind="number",
+            meaning="its size where no gradient passes one layer, mean over layers; NaN: not asked",
+        ),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
 COMPOSITION = Schema(
     name="composition",
     version=1,
@@ -248,9 +290,81 @@ EDGES = Schema(
     ),
 )
 
+PRUNING = Schema(
+    name="pruning",
+    version=1,
+    columns=(
+        Column(name="order", kind="text", meaning="how it was decided which heads go first"),
+        Column(
+            name="normalise", kind="text", meaning="how the scores were made comparable; or empty"
+        ),
+        Column(name="seed", kind="whole or none", meaning="seed of a random order"),
+        Column(name="n_removed", kind="whole", meaning="heads removed so far"),
+        Column(name="n_kept", kind="whole", meaning="heads that are left"),
+        Column(name="removed", kind="text", meaning="heads removed since the row before"),
+        Column(name="kept", kind="text", meaning="all heads that are left"),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="mode", kind="text", meaning="what stands for a removed head: zero or mean"),
+        Column(name="selection", kind="number", meaning="the metric where the order was chosen"),
+        Column(name="held_out", kind="number", meaning="the metric on held-out sequences"),
+        Column(name="ci_low", kind="number", meaning="lower end of the interval of held_out"),
+        Column(name="ci_high", kind="number", meaning="upper end of the interval of held_out"),
+        Column(name="delta", kind="number", meaning="held_out - held_out of the whole model"),
+        Column(name="delta_ci_low", kind="number", meaning="lower end of the interval of delta"),
+        Column(name="delta_ci_high", kind="number", meaning="upper end of the interval of delta"),
+        Column(name="n_parameters", kind="whole", meaning="parameters that are left"),
+        Column(name="cache_bytes", kind="whole", meaning="bytes of keys and values of one token"),
+        Column(name="n_sequences", kind="whole", meaning="held-out sequences"),
+        UNIT,
+    ),
+)
+
+RANDOM_BAND = Schema(
+    name="random_band",
+    version=1,
+    columns=(
+        Column(name="n_removed", kind="whole", meaning="heads removed"),
+        Column(name="n_kept", kind="whole", meaning="heads that are left"),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="low", kind="number", meaning="least held-out value of the random orders"),
+        Column(name="median", kind="number", meaning="their median"),
+        Column(name="high", kind="number", meaning="their largest"),
+        Column(name="n_orders", kind="whole", meaning="random orders"),
+        UNIT,
+    ),
+)
+
+REMOVABLE = Schema(
+    name="removable",
+    version=1,
+    columns=(
+        Column(name="order", kind="text", meaning="how it was decided which heads go first"),
+        Column(
+            name="normalise", kind="text", meaning="how the scores were made comparable; or empty"
+        ),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(
+            name="within",
+            kind="number",
+            meaning="what may be lost, as a share of the whole model's",
+        ),
+        Column(
+            name="removable",
+            kind="number",
+            meaning="most heads removed with held_out within it; of random orders the median",
+        ),
+        Column(name="low", kind="number", meaning="the same of the worst order"),
+        Column(name="high", kind="number", meaning="the same of the best order"),
+        Column(name="n_heads", kind="whole", meaning="heads of the whole model"),
+        Column(name="n_orders", kind="whole", meaning="orders; 1: this one"),
+    ),
+)
+
 CAUSE_SCHEMAS = (
     ABLATION,
     PAIRS,
+    IMPORTANCE,
+    ESTIMATES,
     COMPOSITION,
     SHAPLEY,
     REDUNDANCY,
@@ -259,4 +373,7 @@ CAUSE_SCHEMAS = (
     LENS,
     ATTRIBUTION,
     EDGES,
+    PRUNING,
+    RANDOM_BAND,
+    REMOVABLE,
 )
