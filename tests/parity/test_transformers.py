@@ -75,7 +75,7 @@ def theirs(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            scale = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            scale = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
             parameter.copy_(parameter.mean().round() + scale * noise)
     return model
 
