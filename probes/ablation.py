@@ -216,7 +216,7 @@ def head_donors(model: HookedGPT, batch: Batch | Tokens, *, name: str = "donors"
     def observe(layer: int, reads: LayerReads) -> None:
         mixed = torch.cat([mixed_values(tile, reads.v) for _, tile in reads.tiles()], dim=1)
         rows = slice(first, first + len(mixed))
-        z[rows, layer, :, list(config.heads_of(layer))] = mixed.to("cpu", dtype).transpose(1, 2)
+        z[rows, layer, :, list(config.heads_of(layer))] = mixed.to("cpu", dtype)
 
     for part in slices_of(x, model_device(model)):
         observe_layers(model, part.tokens, observe)
