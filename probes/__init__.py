@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probes.ablation import ablation_sweep, head_donors, mean_reference
+    from probes.attribution_patching import estimated_ablations, estimated_patches
     from probes.composition import composition_scores
     from probes.copying import copying_scores
     from probes.distances import head_distances
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from probes.film import film_checkpoints, find_onsets
     from probes.film_writer import FilmSettings, FilmWriter
     from probes.heads import score_heads
+    from probes.importance import head_importance
     from probes.inputs import content_control, repeated_batch, repeated_pair
     from probes.label_rules import Cuts
     from probes.labels import label_heads, label_study
@@ -37,11 +39,14 @@ __all__ = [
     "content_control",
     "copying_scores",
     "entropy_profile",
+    "estimated_ablations",
+    "estimated_patches",
     "film_checkpoints",
     "find_onsets",
     "get_probe",
     "head_distances",
     "head_donors",
+    "head_importance",
     "head_peaks",
     "head_values",
     "label_heads",
@@ -67,11 +72,14 @@ WHERE = {
     "content_control": "probes.inputs",
     "copying_scores": "probes.copying",
     "entropy_profile": "probes.entropy",
+    "estimated_ablations": "probes.attribution_patching",
+    "estimated_patches": "probes.attribution_patching",
     "film_checkpoints": "probes.film",
     "find_onsets": "probes.film",
     "get_probe": "probes.registry",
     "head_distances": "probes.distances",
     "head_donors": "probes.ablation",
+    "head_importance": "probes.importance",
     "head_peaks": "probes.peaks",
     "head_values": "probes.values",
     "label_heads": "probes.labels",
