@@ -108,6 +108,20 @@ class GateTensors:
             positions: Position of each vector of z.
             head_ids: Original ids of z's heads: fewer than g has in a pruned model.
         """
+        g, fill = self.of(layer, positions, head_ids)
+        return g * z if fill is None else g * z + (1 - g) * fill
+
+    def edit(
+        self, layer: int, z: HeadVectors, positions: Positions, head_ids: tuple[int, ...]
+    ) -> HeadVectors:
+        """Return what `apply` adds to z, exactly 0 where the fill is z; see there."""
+        g, fill = self.of(layer, positions, head_ids)
+        return (g - 1) * (z if fill is None else z - fill)
+
+    def of(
+        self, layer: int, positions: Positions, head_ids: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return g [#batch, #pos, head, 1] and the fill of one layer's positions and heads."""
         g = at_positions(self.g[layer], positions).unsqueeze(-1)
         fill = self.fill
         if fill is not None:
@@ -115,7 +129,7 @@ class GateTensors:
         if len(head_ids) < g.shape[-2]:
             chosen = list(head_ids)
             g, fill = g[..., chosen, :], None if fill is None else fill[..., chosen, :]
-        return g * z if fill is None else g * z + (1 - g) * fill
+        return g, fill
 
 
 def check_gates(gates: Any, config: ModelConfig, batch: int) -> None:

@@ -124,11 +124,16 @@ def on_main(processes: Processes, work: Callable[[], int]) -> int:
 
 def mean_over(processes: Processes, value: torch.Tensor) -> torch.Tensor:
     """Return the mean of a value over all processes."""
+    return sum_over(processes, value) / processes.count
+
+
+def sum_over(processes: Processes, value: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a value over all processes, in each of them."""
     if processes.count == 1:
         return value
-    total = value.detach().clone()
+    total = value.detach().to(collective_device(processes), copy=True)
     torch.distributed.all_reduce(total)
-    return total / processes.count
+    return total.to(value.device)
 
 
 def collective_device(processes: Processes) -> torch.device:

@@ -1,33 +1,42 @@
 """The exact sweep: what a model loses without each of many sets of heads.
 
 Nothing is estimated here: every set of heads is ablated and the model runs on. Sets may be of any
-size, over any layers. What is made of the numbers, tables and labels, is decided elsewhere.
+size, over any layers. How the runs are computed is in `probes.sweep_runs`; what is made of the
+numbers, tables and labels, is decided elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
-from torch import Tensor
+from jaxtyping import Float64
 
-from lab.config import ModelConfig, require_choice, require_number
-from lab.gates import Donors, GateTensors, HeadGates, Reference
+from lab.config import require_choice, require_number, require_whole
+from lab.gates import Donors, HeadGates, Reference
 from lab.inputs import checked_mask
 from lab.model import HookedGPT
-from lab.shapes import GivenMask, PositionMask, Tokens
+from lab.runtime import Processes, sum_over, versions
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
-from probes.reads import as_batch, model_device, probe_input
+from probes.reads import as_batch, probe_input
+from probes.sweep_ledger import SweepLedger, open_ledger, weights_digest
+from probes.sweep_runs import (
+    TOKENS_AT_ONCE,
+    Fill,
+    HeadSet,
+    Request,
+    RunTotals,
+    SequenceRuns,
+    planned,
+)
+from probes.tables import digest
 
-HeadSet = tuple[tuple[int, int], ...]
-"""(layer, head) pairs in the ids of the original model; none at all is the whole model."""
 MODES = ("zero", "mean", "resample")
-Fill = Float[Tensor, "layer 1 #pos head d_head"]
-Totals = Float64[np.ndarray, "sequence run metric"]
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then; done == total at the end."""
 
@@ -107,7 +116,7 @@ class Swept:
 
     sets: tuple[HeadSet, ...]
     metrics: tuple[Metric, ...]
-    totals: Totals
+    totals: RunTotals
     """Sums over the scored rows of each sequence."""
     counts: Float64[np.ndarray, "sequence metric"]
     """What they are divided by: scored rows, or 1 where the metric is of whole sequences."""
@@ -138,6 +147,8 @@ def sweep_sets(
     attention_mask: GivenMask | None = None,
     memory: int = MEMORY,
     progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
 ) -> Swept:
     """Ablate each set of heads and measure the model on every sequence.
 
@@ -145,41 +156,104 @@ def sweep_sets(
         model: A HookedGPT; it is left as it is.
         batch: Sequences of a task, with the rows that its loss counts; or plain tokens, of which
             every next token counts.
-        sets: Any sets of (layer, head) pairs, in original ids.
+        sets: Any sets of (layer, head) pairs, in original ids; equal ones are computed once.
         ablation: What happens to the heads; None: zeros take their place.
         metrics: Names out of METRICS in `probes.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
-        memory: Bytes that activations may take at once: speed, not results, depends on it.
-        progress: Called with (runs done, runs in all).
+        memory: Bytes that activations may take at once: speed depends on it, results do not.
+        progress: Called with (runs done, runs in all) after every chunk.
+        ledger: Folder that keeps finished chunks: called again after an interruption, with the
+            same request and threads, the sweep goes on and gives the same bits. It knows a metric
+            of your own by its name only.
+        processes: The processes that share the sweep (`lab.runtime.join_processes`), all of which
+            get the whole result; None: this one does it alone.
 
     Raises:
-        ValueError: No sequence, a head that the model has not, or an unknown metric.
+        ValueError: No sequence, a head that the model has not, an unknown metric, answers that the
+            model cannot say, or the ledger of another request.
     """
     ablation = Ablation() if ablation is None else ablation
+    processes = Processes() if processes is None else processes
+    require_whole("memory", memory, 1)
     measured = get_metrics(metrics)
     probe_input(model, batch)
     scored = scored_batch(as_batch(batch), attention_mask)
+    require_answers(scored, model.config.vocab_out)
     wanted = tuple(
         HeadGates.ablate(heads, like=model, positions=ablation.positions).heads for heads in sets
     )
     real = None
     if attention_mask is not None:
-        real = checked_mask(attention_mask, *scored.tokens.shape)
-    unique = list(dict.fromkeys(wanted))
-    parts = []
-    for rows in sequence_slices(scored):
-        mask = None if real is None else real[rows]
-        parts.append(plain_totals(model, scored[rows], unique, ablation, measured, mask))
-    totals = np.concatenate(parts)
-    runs = [0, *(1 + unique.index(heads) for heads in wanted)]
-    if progress is not None:
-        progress(len(unique), len(unique))
+        real = checked_mask(attention_mask, *scored.tokens.shape, scored.tokens.device)
+    request = Request(
+        model=model,
+        batch=scored,
+        real=real,
+        sets=tuple(dict.fromkeys([(), *wanted])),
+        value=ablation.value,
+        positions=ablation.positions,
+        fills=tuple(ablation.fills()),
+        metrics=measured,
+        memory=memory,
+    )
+    manifest = {} if ledger is None else manifest_of(request, ablation)
+    with open_ledger(ledger, manifest, processes) as kept:
+        totals = swept_totals(request, kept, processes, progress)
+    where = {heads: i for i, heads in enumerate(request.sets)}
     return Swept(
         sets=wanted,
         metrics=measured,
-        totals=totals[:, runs],
+        totals=totals[:, [0, *(where[heads] for heads in wanted)]],
         counts=row_counts(scored, measured),
     )
+
+
+@torch.no_grad()
+def swept_totals(
+    request: Request, ledger: SweepLedger, processes: Processes, progress: Progress | None
+) -> RunTotals:
+    """Compute this process's chunks, or read them, and return all processes' totals."""
+    chunks = list(enumerate(planned(request)))
+    mine = chunks[processes.index :: processes.count]
+    shape = (len(request.batch), len(request.sets), len(request.metrics))
+    sums, done = np.zeros(shape), 0
+    runs: SequenceRuns | None = None
+    for number, chunk in mine:
+        found = ledger.read(number)
+        if found is None:
+            if runs is None or runs.sequences != chunk.sequences:
+                runs = None  # before the next ones take as much memory
+                runs = SequenceRuns(request, chunk.sequences)
+            found = runs.totals(chunk)
+            ledger.write(number, found)
+        sums[slice(*chunk.sequences), list(chunk.sets)] += found
+        done += len(chunk.sets)
+        if progress is not None:
+            progress(done, sum(len(chunk.sets) for _, chunk in mine))
+    sums = sum_over(processes, torch.from_numpy(sums)).numpy()
+    sums[:, 1:] /= len(request.fills)
+    return sums
+
+
+def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
+    """Return what the bits of a sweep's results depend on, as plain data."""
+    batch, model = request.batch, request.model
+    parts = [batch.tokens, batch.loss_mask, *(() if request.real is None else (request.real,))]
+    arrays = b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
+    return {
+        "model": weights_digest(model),
+        "config": model.config.to_dict(),
+        "tokens": digest(arrays),
+        "sets": digest(repr(request.sets).encode()),
+        "ablation": ablation.to_dict(),
+        "metrics": [metric.name for metric in request.metrics],
+        "memory": request.memory,
+        "tokens_at_once": TOKENS_AT_ONCE,
+        "threads": torch.get_num_threads(),
+        "device": str(model.W_E.device),
+        "dtype": str(model.W_E.dtype),
+        "versions": versions(),
+    }
 
 
 def scored_batch(batch: Batch, attention_mask: GivenMask | None) -> Batch:
@@ -191,69 +265,14 @@ def scored_batch(batch: Batch, attention_mask: GivenMask | None) -> Batch:
     return Batch(batch.tokens, batch.loss_mask & followed, batch.sources)
 
 
-def sequence_slices(batch: Batch) -> Iterator[slice]:
-    """Yield the sequences a few at a time."""
-    step = max(1, 16_384 // batch.tokens.shape[1])
-    for start in range(0, len(batch), step):
-        yield slice(start, start + step)
-
-
-@torch.no_grad()
-def plain_totals(
-    model: HookedGPT,
-    batch: Batch,
-    sets: Sequence[HeadSet],
-    ablation: Ablation,
-    metrics: tuple[Metric, ...],
-    real: PositionMask | None,
-) -> Totals:
-    """Run the whole model once a set, with gates."""
-    if real is not None:
-        real = real.to(model_device(model))
-    batch = batch.to(model_device(model))
-    rows = batch.loss_mask
-    baseline = model.forward(batch.tokens, attention_mask=real)[rows]
-    targets = batch.tokens.roll(-1, dims=1)[rows]
-    totals = [row_totals(baseline, targets, baseline, rows, metrics)]
-    for heads in sets:
-        runs = []
-        for gates in set_gates(model.config, heads, ablation, model):
-            logits = model.forward(batch.tokens, gates=gates, attention_mask=real)[rows]
-            runs.append(row_totals(logits, targets, baseline, rows, metrics))
-        totals.append(np.mean(runs, axis=0))
-    return np.stack(totals, axis=1)
-
-
-def set_gates(
-    config: ModelConfig, heads: HeadSet, ablation: Ablation, model: HookedGPT
-) -> list[GateTensors]:
-    """Return the gates of one set, one for each fill."""
-    gates = HeadGates.ablate(
-        heads, like=model, positions=ablation.positions, value=ablation.value
-    ).tensors(model)
-    return [GateTensors(g=gates.g, fill=fill) for fill in ablation.fills()]
-
-
-def row_totals(
-    logits: Float[Tensor, "row d_vocab"],
-    targets: Int[Tensor, " row"],
-    baseline: Float[Tensor, "row d_vocab"],
-    rows: Bool[Tensor, "sequence pos"],
-    metrics: tuple[Metric, ...],
-) -> Float64[np.ndarray, "sequence metric"]:
-    """Return every metric summed over the scored rows of each sequence."""
-    full = torch.promote_types(logits.dtype, torch.float32)
-    logits, baseline = logits.to(full), baseline.to(full)
-    sequence = rows.nonzero()[:, 0]
-    counts = rows.sum(dim=1)
-    totals = []
-    for metric in metrics:
-        values = metric.of_rows(logits, targets, baseline).double()
-        total = torch.zeros(len(rows), dtype=torch.float64, device=values.device)
-        total.index_add_(0, sequence, values)
-        # A sequence of which nothing is scored has nothing wrong.
-        totals.append((total == counts).double() if metric.per == "sequence" else total)
-    return torch.stack(totals, dim=1).cpu().numpy()
+def require_answers(batch: Batch, vocab_out: int) -> None:
+    """Raise ValueError unless the model has a logit for every answer."""
+    answers = batch.tokens.roll(-1, dims=1)[batch.loss_mask]
+    if len(answers) and int(answers.max()) >= vocab_out:
+        raise ValueError(
+            f"d_vocab_out must be above every answer, got {vocab_out} for answers up to "
+            f"{int(answers.max())}; give sequences whose answers the model can say"
+        )
 
 
 def row_counts(batch: Batch, metrics: tuple[Metric, ...]) -> Float64[np.ndarray, "sequence metric"]:
