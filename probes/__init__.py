@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from probes.copying import copying_scores
     from probes.distances import head_distances
     from probes.entropy import entropy_profile
+    from probes.feeders import feeder_scores
     from probes.film import film_checkpoints, find_onsets
     from probes.film_writer import FilmSettings, FilmWriter
     from probes.heads import score_heads
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from probes.offsets import offset_spectrum
     from probes.peaks import head_peaks
     from probes.pruning import prune_heads
+    from probes.redundancy import head_redundancy, label_groups
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
+    from probes.shapley import shapley_values
     from probes.sweep import Ablation, sweep_sets
     from probes.values import head_values
 
@@ -41,6 +44,7 @@ __all__ = [
     "entropy_profile",
     "estimated_ablations",
     "estimated_patches",
+    "feeder_scores",
     "film_checkpoints",
     "find_onsets",
     "get_probe",
@@ -48,7 +52,9 @@ __all__ = [
     "head_donors",
     "head_importance",
     "head_peaks",
+    "head_redundancy",
     "head_values",
+    "label_groups",
     "label_heads",
     "label_study",
     "mean_reference",
@@ -58,6 +64,7 @@ __all__ = [
     "repeated_batch",
     "repeated_pair",
     "score_heads",
+    "shapley_values",
     "sweep_sets",
     "write_report",
 ]
@@ -74,6 +81,7 @@ WHERE = {
     "entropy_profile": "probes.entropy",
     "estimated_ablations": "probes.attribution_patching",
     "estimated_patches": "probes.attribution_patching",
+    "feeder_scores": "probes.feeders",
     "film_checkpoints": "probes.film",
     "find_onsets": "probes.film",
     "get_probe": "probes.registry",
@@ -81,7 +89,9 @@ WHERE = {
     "head_donors": "probes.ablation",
     "head_importance": "probes.importance",
     "head_peaks": "probes.peaks",
+    "head_redundancy": "probes.redundancy",
     "head_values": "probes.values",
+    "label_groups": "probes.redundancy",
     "label_heads": "probes.labels",
     "label_study": "probes.labels",
     "mean_reference": "probes.ablation",
@@ -91,6 +101,7 @@ WHERE = {
     "repeated_batch": "probes.inputs",
     "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",
+    "shapley_values": "probes.shapley",
     "sweep_sets": "probes.sweep",
     "write_report": "probes.report",
 }
