@@ -48,6 +48,14 @@ def say_facts(facts: Sequence[tuple[str, str]]) -> None:
         say(f"{label:<{width}}  {text}")
 
 
+def say_heading(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Print what follows is about: a title, and facts between empty lines."""
+    say(title)
+    say()
+    say_facts(facts)
+    say()
+
+
 def say_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)
 ) -> None:

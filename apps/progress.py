@@ -1,26 +1,25 @@
-"""Progress of long work: a bar on a terminal, one remark where nobody watches."""
+"""Progress of long work, on a terminal only: what is piped or logged stays free of it."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from apps.console import is_main_process, remark
+from apps.console import is_main_process
 
 Progress = Callable[[int, int], None]
 """Told how many parts are done, of how many."""
 
 
 @contextmanager
-def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress]:
-    """Give a function that shows on stderr how much is done.
+def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress | None]:
+    """Give a function that shows on stderr how much is done; None where nobody watches.
 
     Args:
         doing: What the work is, such as "labelling known heads".
         unit: What one part is.
     """
     if not (is_main_process() and sys.stderr.isatty()):
-        remark(f"{doing} ...")
-        yield lambda done, of: None
+        yield None
         return
     from tqdm import tqdm
 

@@ -14,9 +14,14 @@ from lab.naming import counted
 if TYPE_CHECKING:
     from lab.shapes import PositionMask, Tokens
     from lab.tasks.base import Batch
+    from probes.sweep import Ablation
 
 REPEATED_SEQUENCES = 8
 """Sequences that are said twice, unless told otherwise: a sweep of many heads reads them often."""
+
+
+DONORS = 8
+"""Sequences whose outputs stand, one after the other, for a head's in mode resample."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +38,16 @@ class ScoredInput:
     reference: "Batch"
     """Others, whose means or outputs stand for a head's; the same where there are no others."""
     reference_name: str
+    padded: bool = False
+    """Whether some sequences are shorter than others, so that positions are not comparable."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the sequences and of which rows count."""
+        from probes.tables import digest
+
+        parts = (self.batch.tokens, self.batch.loss_mask)
+        return digest(b"".join(part.numpy().tobytes() for part in parts))
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -67,9 +82,10 @@ def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:
     """Return random tokens said twice, scored on the second copy."""
     from probes.inputs import LONGEST_SCORED_BLOCK, repeated_pair
 
+    n_others = max(n, DONORS)
     asked, others = (
-        repeated_pair(subject.model, n_sequences=n, longest=LONGEST_SCORED_BLOCK, seed=one_seed)
-        for one_seed in (seed, seed + 1)
+        repeated_pair(subject.model, n_sequences=count, longest=LONGEST_SCORED_BLOCK, seed=own_seed)
+        for count, own_seed in ((n, seed), (n_others, seed + 1))
     )
     return ScoredInput(
         batch=asked.batch(),
@@ -77,7 +93,7 @@ def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:
         rows=f"{asked.block - 1} rows each: those that predict the second copy from its 2nd token",
         task=None,
         reference=others.batch(),
-        reference_name=f"{counted(n, 'repeated sequence')} of seed {seed + 1}",
+        reference_name=f"{counted(n_others, 'repeated sequence')} of seed {seed + 1}",
     )
 
 
@@ -91,7 +107,7 @@ def answers_of_a_task(subject: Subject, chosen: Input, batch: "Batch") -> Scored
         rows="rows whose logits predict an answer token",
         task=chosen.task,
         reference=reference,
-        reference_name=f"{counted(len(reference), 'sequence')} of their own of {chosen.task}",
+        reference_name=f"{counted(len(reference), 'sequence')} of {chosen.task} kept for that",
     )
 
 
@@ -107,6 +123,7 @@ def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
         task=None,
         reference=batch,
         reference_name="the same prompts",
+        padded=chosen.attention_mask is not None,
     )
 
 
@@ -122,3 +139,33 @@ def real_rows(batch: "Batch", mask: "PositionMask | None") -> "Batch":
     counted_rows = batch.loss_mask & mask
     counted_rows[:, :-1] &= mask[:, 1:]
     return Batch(batch.tokens, counted_rows, batch.sources)
+
+
+def ablation_of(
+    subject: Subject, chosen: ScoredInput, mode: str, *, value: float = 0.0
+) -> "Ablation":
+    """Return what happens to ablated heads, with what fills the gap.
+
+    Raises:
+        ValueError: An unknown mode or value, or a mode that positions are compared in, asked of
+            prompts of different lengths.
+    """
+    from probes.ablation import head_donors, mean_reference
+    from probes.sweep import Ablation
+
+    if mode != "zero" and chosen.padded:
+        raise ValueError(
+            f"prompts must be of one length for --mode {mode}, which fills the gap position by "
+            "position, got several lengths; take --mode zero or cut them"
+        )
+    name = chosen.reference_name
+    return Ablation(
+        mode=mode,
+        value=value,
+        reference=mean_reference(subject.model, chosen.reference, name=name)
+        if mode == "mean"
+        else None,
+        donors=head_donors(subject.model, chosen.reference[:DONORS], name=name)
+        if mode == "resample"
+        else None,
+    )

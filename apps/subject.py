@@ -4,7 +4,7 @@ Torch is imported when a model is loaded, never with this module.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,13 @@ def check_finite(model: "HookedGPT", name: str) -> None:
                 f"weights must be finite, got nan or inf in {what} of {quoted(name)}; "
                 "restore them from a copy or train again"
             )
+
+
+def require_heads(subject: Subject, heads: Sequence[tuple[int, int]]) -> None:
+    """Raise ValueError if the model has not one of these heads."""
+    from lab.gates import HeadGates
+
+    HeadGates.ablate(heads, like=subject.model)  # says which heads there are
 
 
 def choose_input(

@@ -1,51 +1,88 @@
-"""`headlab ablate`: what a run loses without some heads, or without each head in turn."""
+"""`headlab ablate`: what a model loses without each head, without some of them, without pairs."""
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from apps.ablation_table import LOWER_BOUND, say_groups, say_pairs, say_set, say_sweep
 from apps.commands.arguments import (
-    CheckpointStep,
-    Device,
-    RunName,
-    SequenceCount,
+    HELP_WIDTH,
+    check_out,
     fill_in,
+    listed,
+    refuse_beside,
     require_named,
 )
-from apps.console import say, say_table
-from apps.opened_run import SEQUENCES, OpenedRun, open_for_measuring, parse_heads
-from lab.naming import counted, head_label
+from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
+from apps.console import say, say_heading
+from apps.kept_work import kept_work
+from apps.opened_run import SEQUENCES, parse_heads
+from apps.output_folder import write_and_say
+from apps.progress import progress_bar
+from apps.scored_input import (
+    DONORS,
+    REPEATED_SEQUENCES,
+    ScoredInput,
+    ablation_of,
+    scored_input,
+)
+from apps.subject import Subject, open_subject, require_heads
+from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
-    from lab.tasks.base import Batch
+    import pandas as pd
+    from matplotlib.figure import Figure
 
-METRICS = ("loss", "token_accuracy", "exact_match")
+    from probes.sweep import Ablation
 
+MODES = (
+    ("zero", "zeros"),
+    ("mean", "its mean at each position over other sequences"),
+    ("resample", f"what it writes on {DONORS} other sequences in turn; the mean of their effects"),
+)
+"""What an ablated head writes."""
 
-ABOUT = """
-Measure a run without some heads; without --heads, without each head and each
-layer in turn.
+ABOUT = f"""
+Switch heads off and measure what breaks: each head and each layer in turn, some
+heads together (--heads), every pair of some (--pairs), or the heads of each
+label together and one by one (--groups).
 
   headlab ablate reversal
   headlab ablate reversal --heads L0H1 L0H3 --mode mean
+  headlab ablate reversal --pairs --heads L0H0 L0H1 L0H2 L0H3
+  headlab ablate {next(iter(KNOWN))} --out ablated
 
+{WHAT_THERE_IS}
+
+A run is measured on the answers of unseen sequences of its task, any other
+model on the second copy of random tokens said twice; or give your own prompts.
 An ablated head's output is replaced before it is mixed with the others'.
 
-  loss            mean over the answer tokens, in nats
-  token accuracy  share of answer tokens that are right
-  exact-match     share of sequences whose whole answer is right
+modes, and what an ablated head writes:
+{listed(MODES)}
 
-One head can seem useless because another does the same job: see the rows of
-whole layers.
+{fill(LOWER_BOUND, HELP_WIDTH)}
+Look at whole layers, --pairs and --groups before calling a head useless.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblateForm:
+class AblateForm(SubjectForm):
     """What `headlab ablate` asks for."""
 
-    run: RunName
+    sequences: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Sequences to measure on.",
+            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, "
+            f"{REPEATED_SEQUENCES} repeated ones)",
+        ),
+    ] = None
     heads: Annotated[
         tuple[str, ...],
         arg(
@@ -55,82 +92,126 @@ class AblateForm:
         ),
     ] = ()
     mode: Annotated[
-        Literal["zero", "mean"],
-        arg(help="What replaces a head's output: zeros, or its mean over other sequences."),
+        Literal["zero", "mean", "resample"],
+        arg(help="What replaces a head's output, see above."),
     ] = "zero"
-    checkpoint: CheckpointStep = None
-    sequences: SequenceCount = SEQUENCES
-    device: Device = "auto"
+    value: Annotated[
+        float,
+        arg(metavar="G", help="Share of its own output that an ablated head keeps, 0 to 1."),
+    ] = 0.0
+    metrics: Annotated[
+        tuple[Literal["loss", "token_accuracy", "exact_match", "margin", "kl"], ...],
+        arg(help="What is measured; the first one is shown with its interval."),
+    ] = ("loss", "token_accuracy", "exact_match")
+    pairs: bool = False
+    """Ablate every pair of the heads: what do both cost beyond the sum?"""
+    groups: bool = False
+    """Ablate the heads of each label together, alone and last: which stand in for which?"""
+    all_heads: bool = False
+    """Show every row of a large table."""
 
 
 def run_ablate(arguments: list[str]) -> int:
-    """Print what the ablation of some heads, or of each in turn, does to loss and accuracy."""
+    """Print what the ablation of heads does, and write it where asked."""
     form = fill_in(AblateForm, arguments, command="ablate", about=ABOUT)
     require_named(arguments, "--heads", form.heads, "L0H1")
+    require_named(arguments, "--metrics", form.metrics, "loss")
+    if form.groups:
+        refuse_beside(arguments, "--groups", ("--pairs", "--heads"))
     heads = parse_heads(form.heads)
-    opened = open_for_measuring(
-        form.run, checkpoint=form.checkpoint, sequences=form.sequences, device=form.device
-    )
-    if opened.without_heads is not None and not heads:
-        say(opened.without_heads)
+    form.check_numbers()
+    out = None if form.out is None else check_out(form.out)
+    subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
+    if not subject.n_heads and not heads:
+        say(f"{subject.title}; every head was pruned, so there is none to look at")
         return 0
-    batch = opened.unseen(form.sequences)
-    if heads:
-        say_comparison(opened, batch, heads, form.mode)
-    else:
-        say_sweep(opened, batch, form.mode)
+    require_heads(subject, heads)
+    chosen = scored_input(subject, form)
+    ablation = ablation_of(subject, chosen, form.mode, value=form.value)
+    asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
+    with kept_work("ablate", *asked), progress_bar("ablating", "run") as show:
+        frame = measured(form, subject, chosen, ablation, heads, progress=show)
+    say_heading(subject.title, [*chosen.facts, *ablation_facts(form, chosen)])
+    say_rows(form, frame)
+    if out is not None:
+        facts = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
+        write_and_say(out, {str(frame.attrs["table"]): frame}, drawn(form, frame), facts)
     return 0
 
 
-def say_comparison(
-    opened: OpenedRun, batch: "Batch", heads: tuple[tuple[int, int], ...], mode: str
-) -> None:
-    """Print the metrics of the whole model beside those without some heads."""
-    from lab.evaluation import evaluate
+def measured(
+    form: AblateForm,
+    subject: Subject,
+    chosen: ScoredInput,
+    ablation: "Ablation",
+    heads: Sequence[tuple[int, int]],
+    **work: Any,
+) -> "pd.DataFrame":
+    """Return the table that was asked for."""
+    from probes.ablation import ablation_sweep
+    from probes.pairs import pair_effects
+    from probes.redundancy import head_redundancy
 
-    gates = opened.ablation(heads, mode)
-    whole = evaluate(opened.model, batch)
-    ablated = evaluate(opened.model, batch, gates=gates)
-    label = ",".join(head_label(layer, head) for layer, head in sorted(set(heads)))
-    say(f"{opened.title}; {mode} ablation of {label}, {counted(len(batch), 'sequence')}")
-    say()
-    rows = []
-    for name in METRICS:
-        before, after = getattr(whole, name), getattr(ablated, name)
-        rows.append([title(name), shown(before), shown(after), f"{after - before:+.4f}"])
-    say_table(["", "baseline", "ablated", "change"], rows)
+    model, batch = subject.model, chosen.batch
+    work |= {"seed": form.seed}
+    if form.groups:
+        return head_redundancy(
+            model, batch, ablation=ablation, metric=form.metrics[0], every_set=True, **work
+        )
+    if form.pairs:
+        return pair_effects(
+            model, batch, heads or None, ablation=ablation, metric=form.metrics[0], **work
+        )
+    return ablation_sweep(
+        model,
+        batch,
+        ablation.mode,
+        reference=ablation.reference,
+        donors=ablation.donors,
+        value=ablation.value,
+        sets=[heads] if heads else None,
+        metrics=form.metrics,
+        **work,
+    )
 
 
-def say_sweep(opened: OpenedRun, batch: "Batch", mode: str) -> None:
-    """Print the metrics without each head and without each layer."""
-    from probes.ablation import ablation_sweep, mean_reference
+def say_rows(form: AblateForm, frame: "pd.DataFrame") -> None:
+    """Print the table that was asked for, and how it is to be read."""
     from probes.tables import json_rows
 
-    reference = None
-    if mode == "mean":
-        reference = mean_reference(opened.model, opened.reference_batch())
-    frame = ablation_sweep(opened.model, batch, mode, reference=reference)
-    rows: dict[str, list[str]] = {"nothing": []}
-    for row in json_rows(frame):
-        layer, head = row["layer"], row["head"]
-        without = f"all of layer {layer}" if head is None else head_label(layer, head)
-        cells = rows.setdefault(without, [])
-        cells += [shown(row["ablated"])]
-        if row["metric"] == "loss":
-            cells += [f"{row['delta']:+.4f}"]
-        if len(rows["nothing"]) < len(METRICS) + 1:
-            rows["nothing"] += [shown(row["baseline"])] + ["-"] * (row["metric"] == "loss")
-    say(f"{opened.title}; {mode} ablation, {counted(len(batch), 'sequence')}")
-    say()
-    header = ["without", "loss\n(nats)", "change of\nloss", "token\naccuracy", "exact-match"]
-    say_table(header, [[without, *cells] for without, cells in rows.items()])
+    rows = json_rows(frame)
+    if form.groups:
+        say_groups(rows)
+    elif form.pairs:
+        say_pairs(rows, everything=form.all_heads)
+    elif form.heads:
+        say_set(rows)
+    else:
+        say_sweep(rows, everything=form.all_heads)
+    if not (form.groups or form.pairs):
+        say()
+        say(LOWER_BOUND)
 
 
-def title(metric: str) -> str:
-    """Write a metric as people say it, with its unit."""
-    return {"loss": "loss (nats)", "token_accuracy": "token accuracy"}.get(metric, "exact-match")
+def ablation_facts(form: AblateForm, chosen: ScoredInput) -> list[tuple[str, str]]:
+    """Return how heads were ablated, and what the intervals are, as lines for `say_facts`."""
+    from probes.intervals import FEW_SEQUENCES
+
+    how = f"{form.mode}: a head writes {dict(MODES)[form.mode]}"
+    if form.mode != "zero":
+        how += f" (of {chosen.reference_name})"
+    if form.value:
+        how += f"; it keeps {form.value:g} of its own"
+    few = "" if len(chosen.batch) >= FEW_SEQUENCES else "; so few sequences make it rough"
+    return [("ablated", how), ("interval", f"95 %, sequences resampled{few}")]
 
 
-def shown(value: float) -> str:
-    """Write a metric."""
-    return f"{value:.4f}"
+def drawn(form: AblateForm, frame: "pd.DataFrame") -> "dict[str, Figure]":
+    """Draw the table that was asked for, where there is a picture of it."""
+    from probes.plots import plot_ablation
+    from probes.plots.canvas import figure_of
+
+    if form.groups or form.pairs or form.heads:
+        return {}
+    metric = form.metrics[0]
+    return {"ablation": figure_of(plot_ablation(frame, metric=metric))}

@@ -108,6 +108,13 @@ def require_named(arguments: Sequence[str], flag: str, names: Sequence[str], exa
         )
 
 
+def refuse_beside(arguments: Sequence[str], flag: str, others: Sequence[str]) -> None:
+    """Raise ValueError if a flag is given beside one that has no meaning with it."""
+    for other in others:
+        if gives(arguments, other):
+            raise ValueError(f"{other} must be left out with {flag}; give one of the two")
+
+
 def listed(entries: Sequence[tuple[str, str]]) -> str:
     """Return names and what they mean as the lines of a help text."""
     width = max(len(name) for name, _ in entries)

@@ -10,8 +10,8 @@ from tyro.conf import arg
 from apps.commands.arguments import (
     check_out,
     fill_in,
-    gives,
     listed,
+    refuse_beside,
     require_named,
 )
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
@@ -29,6 +29,7 @@ from apps.subject import (
     choose_input,
     is_run,
     open_subject,
+    require_heads,
 )
 from lab.naming import counted, quoted
 from lab.packaged import KNOWN
@@ -126,7 +127,7 @@ def run_probe(arguments: list[str]) -> int:
         say(f"{subject.title}; every head was pruned, so there is none to look at")
         return 0
     if card is not None:
-        require_head(subject, card)
+        require_heads(subject, [card])
     chosen = choose_input(
         subject,
         given=form.files,
@@ -148,20 +149,6 @@ def the_head(label: str) -> tuple[int, int]:
     if others:
         raise ValueError(f"--card must name one head, got {quoted(label)}; ask for one at a time")
     return head
-
-
-def refuse_beside(arguments: list[str], flag: str, others: Sequence[str]) -> None:
-    """Raise ValueError if a flag is given beside one that has no meaning with it."""
-    for other in others:
-        if gives(arguments, other):
-            raise ValueError(f"{other} must be left out with {flag}; give one of the two")
-
-
-def require_head(subject: Subject, head: tuple[int, int]) -> None:
-    """Raise ValueError if the model has no such head."""
-    from lab.gates import HeadGates
-
-    HeadGates.ablate([head], like=subject.model)  # says which heads there are
 
 
 def require_sources(names: Sequence[str], chosen: Input) -> None:

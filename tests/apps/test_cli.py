@@ -184,8 +184,8 @@ USAGE = {
     "generate tiny ab --top-k 1.5": "--top-k must be a whole number, got '1.5'",
     "probe tiny --sequences": "--sequences must be followed by a value, got too few; "
     "`headlab probe --help` explains it",
-    "ablate tiny --mode meann": "unknown --mode 'meann'; choose from mean, zero (did you mean "
-    "'mean'?)",
+    "ablate tiny --mode meann": "unknown --mode 'meann'; choose from mean, resample, zero (did "
+    "you mean 'mean'?)",
     "train reversal --model.act-fn gelo": "unknown --model.act-fn 'gelo'; choose from gelu, "
     "gelu_new, relu, silu, solu, solu_ln (did you mean 'gelu'?)",
     "ablate tiny --heads": "--heads must name at least one, got none; write --heads L0H1, or "

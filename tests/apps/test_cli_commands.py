@@ -1,4 +1,4 @@
-"""probe, ablate, generate, report and runs: what they print is what lab and probes measured."""
+"""probe, generate, report and runs: what they print is what lab and probes measured."""
 
 import csv
 import hashlib
@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 
 from lab.checkpoint import load_model, strip_training_state
-from lab.evaluation import Evaluation, evaluate
-from lab.gates import HeadGates
 from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
@@ -33,10 +31,6 @@ def table(out: str) -> dict[str, list[str]]:
     lines = out.split("\u2500\n", 1)[1].split("\n\n")[0].splitlines()
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
     return {row[0]: row[1:] for row in rows}
-
-
-def metrics(result: Evaluation) -> list[str]:
-    return [f"{x:.4f}" for x in (result.loss, result.token_accuracy, result.exact_match)]
 
 
 def test_probe_prints_the_scores_of_the_trained_model(headlab: Headlab, tiny_home: Path) -> None:
@@ -87,45 +81,6 @@ def test_probe_takes_a_folder_for_a_run(headlab: Headlab, tiny_home: Path) -> No
         headlab("probe", str(tiny_home / "tiny"), "--sequences", "30", "--probes", "sources")
         == named
     )
-
-
-@pytest.mark.parametrize("written", [("L0H0", "L0H1"), ("L0H1,L0H0",)])
-def test_ablate_shows_baseline_beside_ablated(
-    written: tuple[str, ...], headlab: Headlab, tiny_home: Path
-) -> None:
-    code, out, err = headlab("ablate", "tiny", "--sequences", "50", "--heads", *written)
-    assert (code, err) == (0, "")
-    assert "zero ablation of L0H0,L0H1, 50 sequences" in out
-    model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
-    gates = HeadGates.ablate([(0, 0), (0, 1)], like=model)
-    whole, ablated = evaluate(model, batch), evaluate(model, batch, gates=gates)
-    shown = table(out)
-    assert [row[0] for row in shown.values()] == metrics(whole)
-    assert [row[1] for row in shown.values()] == metrics(ablated)
-    assert shown["loss (nats)"][2] == f"{ablated.loss - whole.loss:+.4f}"
-    assert shown["exact-match"][2] == f"{ablated.exact_match - whole.exact_match:+.4f}"
-
-
-def test_mean_ablation_is_not_zero_ablation(headlab: Headlab) -> None:
-    asked = ("ablate", "tiny", "--sequences", "50", "--heads", "L0H0")
-    zero, mean = (table(headlab(*asked, "--mode", mode)[1]) for mode in ("zero", "mean"))
-    assert zero["loss (nats)"][0] == mean["loss (nats)"][0]
-    assert zero["loss (nats)"][1] != mean["loss (nats)"][1]
-
-
-def test_ablate_without_heads_leaves_out_each_in_turn(headlab: Headlab, tiny_home: Path) -> None:
-    code, out, err = headlab("ablate", "tiny", "--sequences", "50")
-    assert (code, err) == (0, "")
-    shown = table(out)
-    heads = ["L0H0", "L0H1", "all of layer 0", "L1H0", "L1H1", "all of layer 1"]
-    assert list(shown) == ["nothing", *heads]
-    model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
-    whole = evaluate(model, batch)
-    assert shown["nothing"] == [f"{whole.loss:.4f}", "-", *metrics(whole)[1:]]
-    for name, gone in {"L0H1": [(0, 1)], "all of layer 0": [(0, 0), (0, 1)]}.items():
-        left = evaluate(model, batch, gates=HeadGates.ablate(gone, like=model))
-        change = f"{left.loss - whole.loss:+.4f}"
-        assert shown[name] == [metrics(left)[0], change, *metrics(left)[1:]]
 
 
 def test_generate_shows_prompt_answer_and_what_is_right(headlab: Headlab) -> None:
