@@ -5,6 +5,7 @@ The tables of ablations, and what fills the gaps that they leave; how a sweep ru
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,7 @@ from lab.config import ModelConfig
 from lab.gates import Donors, Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import head_label
+from lab.runtime import Processes
 from lab.shapes import GivenMask, HeadVectors, Tokens
 from lab.tasks.base import Batch
 from probes.metrics import DEFAULT_METRICS, MetricFunction
@@ -41,6 +43,8 @@ def ablation_sweep(
     attention_mask: GivenMask | None = None,
     memory: int = MEMORY,
     progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Ablate every head, and every whole layer: one row per layer, head (or none) and metric.
@@ -64,6 +68,8 @@ def ablation_sweep(
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         memory: Bytes that activations may take at once: speed, not results, depends on it.
         progress: Called with (runs done, runs in all).
+        ledger: Folder that keeps what is done; see `sweep_sets`.
+        processes: The processes that share the sweep; None: this one does it alone.
         seed: Seed of the bootstrap.
 
     Raises:
@@ -87,6 +93,8 @@ def ablation_sweep(
         attention_mask=attention_mask,
         memory=memory,
         progress=progress,
+        ledger=ledger,
+        processes=processes,
     )
     tokens = batch.tokens if isinstance(batch, Batch) else batch
     filled_from = ablation.filled_from

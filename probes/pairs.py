@@ -7,6 +7,7 @@ and `probes.redundancy`'s.
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ import pandas as pd
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import counted
+from lab.runtime import Processes
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
@@ -36,6 +38,8 @@ def pair_effects(
     metric: str | MetricFunction = "loss",
     attention_mask: GivenMask | None = None,
     progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Ablate every pair of some heads: one row a pair, the largest interaction first.
@@ -51,7 +55,9 @@ def pair_effects(
         ablation: What happens to ablated heads; None: zeros take their place.
         metric: What is measured: a name out of METRICS in `probes.metrics`, or a function.
         attention_mask: True at real tokens.
-        progress: Called with (ablations done, ablations in all).
+        progress: Called with (runs done, runs in all).
+        ledger: Folder that keeps what is done; see `sweep_sets`.
+        processes: The processes that share the work; None: this one does it alone.
         seed: Seed of the bootstrap.
 
     Raises:
@@ -75,6 +81,8 @@ def pair_effects(
         metrics=(metric,),
         attention_mask=attention_mask,
         progress=progress,
+        ledger=ledger,
+        processes=processes,
     )
     totals, counts = swept.totals[:, :, 0], swept.counts[:, 0]
     changes = totals[:, 1:] - totals[:, :1]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from jaxtyping import Float64
 from lab.config import require_number, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
+from lab.runtime import Processes
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
@@ -69,6 +71,8 @@ def head_redundancy(
     attention_mask: GivenMask | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
 ) -> pd.DataFrame:
     """Ablate groups of heads together, alone and all but one: a row a group, then one a head.
 
@@ -93,6 +97,8 @@ def head_redundancy(
         attention_mask: True (or 1) at real tokens; None: all are.
         seed: Seed of the controls and of the bootstrap.
         progress: Called with (runs done, runs).
+        ledger: Folder that keeps what is done; see `sweep_sets`.
+        processes: The processes that share the sweep; None: this one does it alone.
 
     Raises:
         ValueError: No group, an empty one, or what `sweep_sets` refuses.
@@ -116,6 +122,8 @@ def head_redundancy(
         metrics=[metric],
         attention_mask=attention_mask,
         progress=progress,
+        ledger=ledger,
+        processes=processes,
     )
     study = Study(swept=swept, tolerance=tolerance, seed=seed)
     rows = [

@@ -19,10 +19,9 @@ from apps.commands.arguments import (
 )
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
-from apps.kept_work import kept_work
+from apps.long_work import long_work
 from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
-from apps.progress import progress_bar
 from apps.scored_input import (
     DONORS,
     REPEATED_SEQUENCES,
@@ -129,8 +128,8 @@ def run_ablate(arguments: list[str]) -> int:
     chosen = scored_input(subject, form)
     ablation = ablation_of(subject, chosen, form.mode, value=form.value)
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
-    with kept_work("ablate", *asked), progress_bar("ablating", "run") as show:
-        frame = measured(form, subject, chosen, ablation, heads, progress=show)
+    with long_work("ablating", *asked, device=subject.model.W_E.device) as work:
+        frame = measured(form, subject, chosen, ablation, heads, **work)
     say_heading(subject.title, [*chosen.facts, *ablation_facts(form, chosen)])
     say_rows(form, frame)
     if out is not None:
