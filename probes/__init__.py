@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probes.ablation import ablation_sweep, head_donors, mean_reference
+    from probes.answers import Answers
+    from probes.attribution import logit_attribution
     from probes.attribution_patching import estimated_ablations, estimated_patches
     from probes.composition import composition_scores
     from probes.copying import copying_scores
     from probes.distances import head_distances
+    from probes.edges import edge_attribution
     from probes.entropy import entropy_profile
     from probes.feeders import feeder_scores
     from probes.film import film_checkpoints, find_onsets
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from probes.inputs import content_control, repeated_batch, repeated_pair
     from probes.label_rules import Cuts
     from probes.labels import label_heads, label_study
+    from probes.lens import logit_lens
     from probes.offsets import offset_spectrum
+    from probes.patching import patch_activations
     from probes.peaks import head_peaks
     from probes.pruning import prune_heads
     from probes.redundancy import head_redundancy, label_groups
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Ablation",
+    "Answers",
     "Cuts",
     "FilmSettings",
     "FilmWriter",
@@ -41,6 +47,7 @@ __all__ = [
     "composition_scores",
     "content_control",
     "copying_scores",
+    "edge_attribution",
     "entropy_profile",
     "estimated_ablations",
     "estimated_patches",
@@ -57,8 +64,11 @@ __all__ = [
     "label_groups",
     "label_heads",
     "label_study",
+    "logit_attribution",
+    "logit_lens",
     "mean_reference",
     "offset_spectrum",
+    "patch_activations",
     "probe_names",
     "prune_heads",
     "repeated_batch",
@@ -71,6 +81,7 @@ __all__ = [
 
 WHERE = {
     "Ablation": "probes.sweep",
+    "Answers": "probes.answers",
     "Cuts": "probes.label_rules",
     "FilmSettings": "probes.film_writer",
     "FilmWriter": "probes.film_writer",
@@ -78,6 +89,7 @@ WHERE = {
     "composition_scores": "probes.composition",
     "content_control": "probes.inputs",
     "copying_scores": "probes.copying",
+    "edge_attribution": "probes.edges",
     "entropy_profile": "probes.entropy",
     "estimated_ablations": "probes.attribution_patching",
     "estimated_patches": "probes.attribution_patching",
@@ -94,8 +106,11 @@ WHERE = {
     "label_groups": "probes.redundancy",
     "label_heads": "probes.labels",
     "label_study": "probes.labels",
+    "logit_attribution": "probes.attribution",
+    "logit_lens": "probes.lens",
     "mean_reference": "probes.ablation",
     "offset_spectrum": "probes.offsets",
+    "patch_activations": "probes.patching",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning",
     "repeated_batch": "probes.inputs",

@@ -6,7 +6,7 @@ of exchanging them is `probes.ablation`'s.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -21,13 +21,13 @@ from transformer_lens.patching import (
     layer_pos_head_vector_patch_setter,
     layer_pos_patch_setter,
 )
-from transformer_lens.utilities import get_act_name
+from transformer_lens.utilities.components_utils import get_act_name
 
 from lab.config import require_choice
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.answers import Answers, require_pairs, tokens_of
-from probes.bridge import pattern_layers
+from probes.bridge import HookPointModel, pattern_layers
 from probes.intervals import bootstrap_interval
 from probes.reads import ReadableModel, config_of, head_ids, model_device, provenance
 from probes.schemas.cause import PATCHING
@@ -40,6 +40,7 @@ HEADS = ("z", "q", "k", "v", "pattern")
 ACTIVATIONS = (*STREAMS, *HEADS)
 
 Setter = Callable[[Tensor, Sequence[int], Any], Tensor]
+PerSequence = Float64[np.ndarray, " batch"]
 PerCell = Float64[np.ndarray, "cell batch"]
 
 
@@ -104,7 +105,8 @@ def patch_activations(
     require_pairs(good, bad)
     asked = (Answers.between(clean, corrupt) if answers is None else answers).to(good.device)
     names = activation_names(model, activation)
-    logits, cache = cached_run(model, good, list(names.values()))
+    runner: Any = model
+    logits, cache = runner.run_with_cache(good, names_filter=list(names.values()))
     kind = "stream" if activation in STREAMS else "pattern" if activation == "pattern" else "head"
     cells = pd.concat(
         [
@@ -115,8 +117,9 @@ def patch_activations(
     )
     if not len(cells):
         raise ValueError(f"a model must have heads for {activation} to be patched, got none")
-    found: Any = generic_activation_patch(
-        model,  # pyright: ignore[reportArgumentType]  # a protocol of presence only
+    patch: Any = generic_activation_patch  # typed for TransformerLens's own models
+    found = patch(
+        model,
         bad,
         cache,
         asked,
@@ -133,7 +136,9 @@ def patch_activations(
         cells,
         activation,
         patched=found.values.double().cpu().numpy(),
-        ends=[x.double().cpu().numpy() for x in (asked(logits), found.baseline)],
+        # TransformerLens keeps its numbers in the default dtype: equal runs must stay equal.
+        clean_answers=asked(logits).to(found.baseline.dtype).double().cpu().numpy(),
+        corrupt_answers=found.baseline.double().cpu().numpy(),
     )
 
 
@@ -141,24 +146,25 @@ def activation_names(model: ReadableModel, activation: str) -> dict[int, str]:
     """Return the hook of an activation in each layer.
 
     Raises:
-        ValueError: Some layer has none.
+        ValueError: Some layer has none, or shows its middle stream only where its MLP reads it.
     """
-    hooks: Any = model
-    names = {layer: get_act_name(activation, layer) for layer in pattern_layers(model)}
+    layers, hooks = pattern_layers(model), cast(HookPointModel, model).hook_dict
+    names = {layer: get_act_name(activation, layer) for layer in layers}
     for layer, name in names.items():
-        if name not in hooks.hook_dict:
+        if name not in hooks:
             raise ValueError(
                 f"layer {layer} must have {activation} (hook {name}) to be patched, got a layer "
                 "without it: blocks without MLP have no resid_mid and mlp_out, parallel ones no "
                 "resid_mid; choose another activation"
             )
+        # In TransformerLens 4.3 a bridge's resid_mid is what ln2 reads: a patch there leaves the
+        # stream itself as it was, and the share is that of the MLP alone.
+        if activation == "resid_mid" and hooks[name].name != name:
+            raise ValueError(
+                f"resid_mid must be the stream itself to be patched, got {hooks[name].name}, which "
+                "only the MLP reads; patch mlp_out, or load with HookedGPT.from_pretrained"
+            )
     return names
-
-
-def cached_run(model: ReadableModel, tokens: Tokens, names: list[str]) -> tuple[Tensor, Any]:
-    """Return the logits and a cache of some activations."""
-    runner: Any = model
-    return runner.run_with_cache(tokens, names_filter=names)
 
 
 def layer_cells(layer: int, kind: str, by_position: bool, shape: tuple[int, ...]) -> pd.DataFrame:
@@ -191,11 +197,13 @@ def patching_table(
     activation: str,
     *,
     patched: PerCell,
-    ends: list[Float64[np.ndarray, " batch"]],
+    clean_answers: PerSequence,
+    corrupt_answers: PerSequence,
 ) -> pd.DataFrame:
     """Return the table of `patch_activations`: cells with the answers' logits of the three runs."""
-    good, bad = ends
-    gap, moved = good - bad, patched - bad
+    moved, gap = patched - corrupt_answers, clean_answers - corrupt_answers
+    # The difference of two runs of the same tokens is rounding, and no denominator.
+    gap[(clean == corrupt).all(dim=1).cpu().numpy()] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
         share = moved.sum(axis=1) / gap.sum()
         low, high = bootstrap_interval(moved.T, gap)
@@ -207,8 +215,8 @@ def patching_table(
         "layer": cells["layer"],
         "head": original_heads(model, activation, cells),
         "pos": cells["pos"] if "pos" in cells else [pd.NA] * n_cells,
-        "clean": np.full(n_cells, good.mean()),
-        "corrupt": np.full(n_cells, bad.mean()),
+        "clean": np.full(n_cells, clean_answers.mean()),
+        "corrupt": np.full(n_cells, corrupt_answers.mean()),
         "patched": patched.mean(axis=1),
         "share": share,
         "ci_low": low,
@@ -223,7 +231,7 @@ def original_heads(model: ReadableModel, activation: str, cells: pd.DataFrame) -
     """Return the original id of the head in each cell; NA: it has none."""
     if "head" not in cells:
         return [pd.NA] * len(cells)
-    config, pairs = config_of(model), cells[["layer", "head"]].to_numpy()
+    config, pairs = config_of(model), cells[["layer", "head"]].to_numpy().tolist()
     if config is not None and activation in ("k", "v"):
         return [config.kv_heads_of(layer)[head] for layer, head in pairs]
     return [head_ids(model, layer, head + 1)[head] for layer, head in pairs]

@@ -14,12 +14,17 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.registry import get_task
+from probes.answers import Answers
+from probes.attribution import logit_attribution
 from probes.copying import copying_scores
 from probes.distances import head_distances
+from probes.edges import edge_attribution
 from probes.entropy import entropy_profile
 from probes.heads import score_heads
 from probes.labels import label_study
+from probes.lens import logit_lens
 from probes.offsets import offset_spectrum
+from probes.patching import patch_activations
 from probes.peaks import head_peaks
 from probes.values import head_values
 
@@ -190,3 +195,56 @@ def test_transformer_lens_s_own_model(norm: str | None, direction: str) -> None:
         found = [probe(model, tokens, attention_mask=mask) for model in (theirs, ours)]
         assert_same(*found)
     assert_same(copying_scores(theirs, tokens[:, :10]), copying_scores(ours, tokens[:, :10]))
+
+
+def pairs(model: HookedGPT) -> tuple[Tensor, Tensor, Answers]:
+    """Return clean and corrupt sequences, and the ids that tell them apart best in the last row."""
+    clean = repeated(4)
+    corrupt = clean.roll(1, dims=0)
+    with torch.no_grad():
+        gap = (model(clean) - model(corrupt))[:, -1]
+    return clean, corrupt, Answers.after(clean, gap.argmax(dim=1), gap.argmin(dim=1))
+
+
+def test_patches_and_lens_are_the_same(views):
+    clean, corrupt, asked = pairs(views[0])
+    for activation in ("resid_pre", "attn_out", "mlp_out", "z", "k", "pattern"):
+        got, wanted = (
+            patch_activations(view, clean, corrupt, activation=activation, answers=asked)
+            for view in reversed(views)
+        )
+        assert_same(got, wanted)
+    got, wanted = (logit_lens(view, clean, by_position=True) for view in reversed(views))
+    assert_same(got, wanted)
+
+
+def test_edges_are_the_same(views):
+    ours = views[0]
+    clean, corrupt, asked = pairs(ours)
+    if ours.config.kv_heads != ours.config.n_heads:
+        for view in views:
+            with pytest.raises(ValueError, match="its K/V inputs are not per query head"):
+                edge_attribution(view, clean, corrupt, answers=asked)
+        return
+    got, wanted = (
+        edge_attribution(view, clean, corrupt, answers=asked) for view in reversed(views)
+    )
+    assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=SLOW)])
+def test_attributions_are_the_same_in_compatibility_mode(name):
+    """But for what it folds: b_V goes from the heads into b_O, so attention is compared whole."""
+    ours, theirs = two_views(name)
+    theirs.enable_compatibility_mode()
+    clean, _, asked = pairs(ours)
+    got, wanted = (logit_attribution(view, clean, answers=asked) for view in (theirs, ours))
+    for frame in (got, wanted):
+        frame["part"] = frame["part"].replace({"head": "attention", "b_O": "attention"})
+    sums = [
+        frame.groupby(["part", "layer"], dropna=False)["attribution"].sum()
+        for frame in (got, wanted)
+    ]
+    assert len(sums[0]) == (7 if name == "gpt2" else 6)
+    pd.testing.assert_series_equal(*sums, check_exact=False, rtol=0, atol=SAME)
+    assert got.attrs["logit"] == pytest.approx(wanted.attrs["logit"], abs=SAME)

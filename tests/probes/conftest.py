@@ -27,6 +27,33 @@ def build_model():
     return build
 
 
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    "LN": {},
+    "RMS, rotary, shared keys": {
+        "normalization_type": "RMS",
+        "positional_embedding_type": "rotary",
+        "gated_mlp": True,
+        "n_key_value_heads": 1,
+    },
+    "attention only": {"attn_only": True},
+    "parallel": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary"},
+    "no norm": {"normalization_type": None, "initializer_range": 0.3},
+}
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def any_model(request: pytest.FixtureRequest) -> HookedGPT:
+    """A small model of each architecture in which every bias and every norm's weight matters."""
+    model = build(**ARCHITECTURES[request.param]).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if ".b" in key or key.endswith(".w"):
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(0.3 * noise)
+    return model
+
+
 @pytest.fixture(scope="session")
 def repeating_batch() -> Batch:
     """Five reversal sequences over four letters, so that letters repeat and rows differ."""
