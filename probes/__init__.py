@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from probes.patching import patch_activations
     from probes.peaks import head_peaks
     from probes.pruning import prune_heads
+    from probes.pruning_curve import pruning_curve, random_band, removable
     from probes.redundancy import head_redundancy, label_groups
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
@@ -71,6 +72,9 @@ __all__ = [
     "patch_activations",
     "probe_names",
     "prune_heads",
+    "pruning_curve",
+    "random_band",
+    "removable",
     "repeated_batch",
     "repeated_pair",
     "score_heads",
@@ -113,6 +117,9 @@ WHERE = {
     "patch_activations": "probes.patching",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning",
+    "pruning_curve": "probes.pruning_curve",
+    "random_band": "probes.pruning_curve",
+    "removable": "probes.pruning_curve",
     "repeated_batch": "probes.inputs",
     "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",

@@ -266,7 +266,8 @@ def random_band(curve: pd.DataFrame) -> pd.DataFrame:
     require(len(drawn) > 0, "a curve with a band", "one of random orders (seeds=20)", "none")
     groups = drawn.groupby(["n_removed", "n_kept", "metric", "unit"], sort=False)["held_out"]
     band = groups.agg(low="min", median="median", high="max", n_orders="count").reset_index()
-    return make_table({name: band[name] for name in RANDOM_BAND.names}, RANDOM_BAND, curve.attrs)
+    columns = {name: band[name].tolist() for name in RANDOM_BAND.names}
+    return make_table(columns, RANDOM_BAND, known_of(curve))
 
 
 def removable(
@@ -313,4 +314,9 @@ def removable(
                 }
             )
     columns = {name: [row[name] for row in rows] for name in REMOVABLE.names}
-    return make_table(columns, REMOVABLE, curve.attrs)
+    return make_table(columns, REMOVABLE, known_of(curve))
+
+
+def known_of(curve: pd.DataFrame) -> dict[str, Any]:
+    """Return the provenance of a curve, for a table that is made of it."""
+    return {str(name): value for name, value in curve.attrs.items()}
