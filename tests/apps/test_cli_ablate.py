@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -21,12 +22,19 @@ from probes.ablation import ablation_sweep, head_donors
 from probes.inputs import repeated_batch
 from probes.pairs import pair_effects
 from probes.redundancy import head_redundancy
+from probes.sweep_runs import Chunk, SequenceRuns
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")
 Headlab = Callable[..., tuple[int, str, str]]
 
 FEW = ("--sequences", "50")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is interrupted out of the cache of whoever runs the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +241,59 @@ def test_a_wrong_request_is_one_line(
     assert (code, out) == (2, "")
     assert err.startswith(f"headlab: error: {message}")
     assert err.count("\n") == 1
+
+
+def test_an_interrupted_command_goes_on_when_it_is_given_again(
+    headlab: Headlab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "cache" / "headlab" / "sweeps"
+    asked = ("ablate", "tiny", *FEW)
+    whole = headlab(*asked)
+    assert list(kept.iterdir()) == []  # what is done and shown is not kept
+    done: list[int] = []
+
+    def interrupted(self: SequenceRuns, chunk: Chunk) -> np.ndarray:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return totals(self, chunk)
+
+    totals = SequenceRuns.totals
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceRuns, "totals", interrupted)
+        code, out, err = headlab(*asked)
+    (folder,) = kept.iterdir()
+    assert (code, out) == (130, "")
+    assert err == (
+        "headlab: stopped; what is done is kept, and the same command goes on from there "
+        f"({folder})\n"
+    )
+    assert len(list(folder.glob("chunk-*.npy"))) == 2
+    runs: list[int] = []
+
+    def counted(self: SequenceRuns, chunk: Chunk) -> np.ndarray:
+        runs.append(1)
+        return totals(self, chunk)
+
+    monkeypatch.setattr(SequenceRuns, "totals", counted)
+    assert headlab("ablate", "tiny", "--sequences", "51")[0] == 0  # another request begins anew
+    n_chunks = len(runs)
+    runs.clear()
+    assert headlab(*asked, "--out", str(tmp_path / "out")) != whole  # which says where it wrote
+    assert len(runs) == n_chunks - 2
+    assert headlab(*asked) == whole
+    assert list(kept.iterdir()) == []
+
+
+def test_work_is_done_where_nothing_can_be_kept(
+    headlab: Headlab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    assert headlab("ablate", "tiny", *FEW, "--heads", "L0H0")[0] == 0
+    monkeypatch.setattr(SequenceRuns, "totals", interrupt)
+    code, _, err = headlab("ablate", "tiny", *FEW, "--heads", "L0H0")
+    assert (code, err) == (130, "headlab: stopped\n")
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
