@@ -12,10 +12,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.attention import attention_pattern, attention_scores, fused_attention, mix_values
+from lab.attention import fused_attention, mix_values
 from lab.config import require_choice
 from lab.gates import HeadGates
 from lab.model import HookedGPT
@@ -221,15 +222,12 @@ def exchanged_z(
 ) -> HeadVectors:
     """Return z of one layer with its q, k or v from another run."""
     own, foreign = ({"q": each.q, "k": each.k, "v": each.v} for each in (reads, other))
-    scale, sight = reads.scale, reads.sight
-    if softmax == "recomputed":
+    if softmax == "recomputed" or node == "v":  # in v it is linear anyway
         q, k, v = (own | {node: foreign[node]}).values()
-        return fused_attention(q, k, v, scale=scale, sight=sight)
-
-    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return mix_values(attention_pattern(attention_scores(q, k, scale=scale, sight=sight)), v)
-
-    changes = {name: torch.zeros_like(value) for name, value in own.items()}
-    changes[node] = foreign[node] - own[node]
-    linear = torch.func.jvp(mixed, tuple(own.values()), tuple(changes.values()))
-    return linear[0] + linear[1]
+        return fused_attention(q, k, v, scale=reads.scale, sight=reads.sight)
+    q, k, _ = (own | {node: foreign[node] - own[node]}).values()
+    scores = einsum(q * reads.scale, k, "batch q head d, batch k head d -> batch head q k")
+    pattern = reads.pattern()
+    # The derivative of a softmax: each probability grows as its score outgrows their mean.
+    growth = pattern * (scores - (pattern * scores).sum(dim=-1, keepdim=True))
+    return reads.mean_value() + mix_values(growth, reads.v)
