@@ -26,7 +26,6 @@ from probes.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
 from probes.reads import as_batch, probe_input
 from probes.sweep_ledger import SweepLedger, open_ledger, weights_digest
 from probes.sweep_runs import (
-    TOKENS_AT_ONCE,
     Fill,
     HeadSet,
     Request,
@@ -247,8 +246,7 @@ def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
         "sets": digest(repr(request.sets).encode()),
         "ablation": ablation.to_dict(),
         "metrics": [metric.name for metric in request.metrics],
-        "memory": request.memory,
-        "tokens_at_once": TOKENS_AT_ONCE,
+        "chunks": [[*chunk.sequences, len(chunk.sets)] for chunk in planned(request)],
         "threads": torch.get_num_threads(),
         "device": str(model.W_E.device),
         "dtype": str(model.W_E.dtype),

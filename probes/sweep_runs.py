@@ -16,6 +16,7 @@ from torch import Tensor
 from lab.config import ModelConfig
 from lab.gates import GateTensors
 from lab.model import HookedGPT
+from lab.naming import quoted
 from lab.partial_pass import Edits, WholePass, can_be_entered, edited_rows, whole_pass
 from lab.shapes import PositionMask
 from lab.tasks.base import Batch
@@ -26,8 +27,12 @@ HeadSet = tuple[tuple[int, int], ...]
 Fill = Float[Tensor, "layer 1 #pos head d_head"]
 RunTotals = Float64[np.ndarray, "sequence run metric"]
 
-TOKENS_AT_ONCE = 8_192
-"""Tokens of all runs of a chunk: more would save nothing, because the weights are read seldom."""
+TOKENS_AT_ONCE = 2_048
+"""Tokens of all runs of a chunk on a processor: more would not stay in its caches."""
+TOKENS_ON_GPU = 65_536
+"""The same on a GPU, which fewer would leave idle."""
+LOGITS_AT_ONCE = 2**20
+"""Logits that are read at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,10 @@ class Request:
 class Scored:
     """The rows of some sequences that count, and what the whole model says there."""
 
-    rows: Bool[Tensor, "sequence pos"]
+    sequence: Int[Tensor, " row"]
+    """Which of the sequences a row is of."""
+    counts: Int[Tensor, " sequence"]
+    """Rows of each sequence."""
     targets: Int[Tensor, " row"]
     baseline: Float[Tensor, "row d_vocab"]
 
@@ -83,16 +91,32 @@ class Scored:
         self, logits: Float[Tensor, "row d_vocab"], metrics: tuple[Metric, ...]
     ) -> Float64[np.ndarray, "sequence metric"]:
         """Return every metric summed over the scored rows of each sequence."""
-        sequence, counts = self.rows.nonzero()[:, 0], self.rows.sum(dim=1)
-        logits = logits.to(self.baseline.dtype)
-        totals = []
-        for metric in metrics:
-            values = metric.of_rows(logits, self.targets, self.baseline).double()
-            total = torch.zeros(len(counts), dtype=torch.float64, device=values.device)
-            total.index_add_(0, sequence, values)
-            # A sequence of which nothing is scored has nothing wrong.
-            totals.append((total == counts).double() if metric.per == "sequence" else total)
-        return torch.stack(totals, dim=1).cpu().numpy()
+        values = torch.zeros(len(logits), len(metrics), dtype=torch.float64, device=logits.device)
+        # A few rows at a time, so that one metric finds in the cache what the one before it read.
+        step = max(1, LOGITS_AT_ONCE // logits.shape[1])
+        for start in range(0, len(logits), step):
+            rows = slice(start, start + step)
+            read = logits[rows].to(self.baseline.dtype)
+            for i, metric in enumerate(metrics):
+                found = metric.of_rows(read, self.targets[rows], self.baseline[rows])
+                require_a_number_a_row(metric, found, len(read))
+                values[rows, i] = found.double()
+        totals = values.new_zeros(len(self.counts), len(metrics))
+        totals.index_add_(0, self.sequence, values)
+        for i, metric in enumerate(metrics):
+            if metric.per == "sequence":  # one of which nothing is scored has nothing wrong
+                totals[:, i] = (totals[:, i] == self.counts).double()
+        return totals.cpu().numpy()
+
+
+def require_a_number_a_row(metric: Metric, found: object, n_rows: int) -> None:
+    """Raise ValueError unless a metric gave one number for each row that it was handed."""
+    if not isinstance(found, Tensor) or found.shape != (n_rows,):
+        got = list(found.shape) if isinstance(found, Tensor) else quoted(found)
+        raise ValueError(
+            f"metric {quoted(metric.name)} must return a tensor of one number a row [{n_rows}], "
+            f"got {got}"
+        )
 
 
 class SequenceRuns:
@@ -113,7 +137,8 @@ class SequenceRuns:
         else:
             baseline = self.gated_logits(None)
         self.scored = Scored(
-            rows=rows,
+            sequence=rows.nonzero()[:, 0],
+            counts=rows.sum(dim=1),
             targets=self.batch.tokens.roll(-1, dims=1)[rows],
             baseline=baseline.to(torch.promote_types(baseline.dtype, torch.float32)),
         )
@@ -206,6 +231,7 @@ def planned(request: Request) -> Iterator[Chunk]:
     config = request.model.config
     n_sequences, n_pos = request.batch.tokens.shape
     itemsize = request.model.W_E.element_size()
+    most = TOKENS_AT_ONCE if request.model.W_E.device.type == "cpu" else TOKENS_ON_GPU
     step = max(1, min(n_sequences, request.memory // 2 // sequence_bytes(config, n_pos, itemsize)))
     by_layer: dict[int, list[int]] = {}
     for i, heads in enumerate(request.sets[1:], start=1):
@@ -214,7 +240,7 @@ def planned(request: Request) -> Iterator[Chunk]:
         sequences = (start, min(start + step, n_sequences))
         tokens = (sequences[1] - start) * n_pos
         room = request.memory // 2 // (tokens * token_bytes(config, itemsize))
-        runs = max(1, min(room, TOKENS_AT_ONCE // tokens))
+        runs = max(1, min(room, most // tokens))
         yield Chunk(sequences=sequences, fill=0, sets=(0,))
         for fill in range(len(request.fills)):
             for _, members in sorted(by_layer.items()):
