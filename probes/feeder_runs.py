@@ -27,8 +27,9 @@ from probes.inputs import PairedInput
 from probes.layer_measures import pair_rows
 from probes.matched_sets import Head
 from probes.pattern_reads import LayerReads
-from probes.reads import TOKENS_AT_ONCE, Observer, model_device, require_unhooked
+from probes.reads import Observer, model_device, require_unhooked
 from probes.sweep import Ablation, HeadSet, Progress
+from probes.sweep_runs import TOKENS_AT_ONCE
 
 LOGITS_AT_ONCE = 2**26
 """Logits that are computed at once: 256 MB in float32."""

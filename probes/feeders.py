@@ -23,7 +23,7 @@ from lab.naming import head_label
 from probes.composition import composition_scores
 from probes.feeder_runs import FeederRuns, feeder_runs, induction_sums
 from probes.heads import mass_on
-from probes.inputs import LONGEST_SCORED_BLOCK, PairedInput, repeated_pair
+from probes.inputs import PairedInput, repeated_pair
 from probes.intervals import bootstrap_interval
 from probes.label_rules import CUTS
 from probes.matched_sets import Head, matched_sets
@@ -112,7 +112,7 @@ def feeder_scores(
 
     Args:
         model: A HookedGPT.
-        pair: Repeated blocks; None: 8 sequences of two blocks of 40 tokens, or what fits.
+        pair: Repeated blocks; None: 8 sequences of two blocks of 25 tokens, or what fits.
         targets: Induction heads, in original ids; None: all whose induction score is 0.4 or more
             above its control.
         feeders: Heads to ablate; None: every head of a layer before the last target.
@@ -130,9 +130,7 @@ def feeder_scores(
     require_whole("controls", controls, 0)
     ablation = Ablation() if ablation is None else ablation
     if pair is None:
-        pair = repeated_pair(
-            model, n_sequences=N_SEQUENCES, longest=LONGEST_SCORED_BLOCK, seed=seed
-        )
+        pair = repeated_pair(model, n_sequences=N_SEQUENCES, seed=seed)
     looks = looks_of(model, pair)
     watched = chosen_targets(model, looks, targets)
     feeding = looks.heads if feeders is None else HeadGates.ablate(feeders, like=model).heads

@@ -8,6 +8,7 @@ Shapley's value is the mean over all orders, and the values of a set sum to its 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -61,6 +62,7 @@ def shapley_values(
     attention_mask: GivenMask | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    ledger: Path | None = None,
 ) -> pd.DataFrame:
     """Share a set's joint effect out among its heads: one row per head and metric.
 
@@ -79,6 +81,7 @@ def shapley_values(
         attention_mask: True (or 1) at real tokens; None: all are.
         seed: Seed of the orders and of the bootstrap.
         progress: Called with (runs done, runs).
+        ledger: Folder that keeps finished runs; see `sweep_sets`.
 
     Raises:
         ValueError: A head that the model does not have, more than 9 of them without `orders`, fewer
@@ -99,6 +102,7 @@ def shapley_values(
         metrics=metrics,
         attention_mask=attention_mask,
         progress=progress,
+        ledger=ledger,
     )
     rows = [
         {
