@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from probes.feeders import feeder_scores
     from probes.film import film_checkpoints, find_onsets
     from probes.film_writer import FilmSettings, FilmWriter
+    from probes.first_order import first_order_study
     from probes.heads import score_heads
     from probes.importance import head_importance
     from probes.inputs import content_control, repeated_batch, repeated_pair
@@ -55,6 +56,7 @@ __all__ = [
     "feeder_scores",
     "film_checkpoints",
     "find_onsets",
+    "first_order_study",
     "get_probe",
     "head_distances",
     "head_donors",
@@ -100,6 +102,7 @@ WHERE = {
     "feeder_scores": "probes.feeders",
     "film_checkpoints": "probes.film",
     "find_onsets": "probes.film",
+    "first_order_study": "probes.first_order",
     "get_probe": "probes.registry",
     "head_distances": "probes.distances",
     "head_donors": "probes.ablation",

@@ -75,15 +75,11 @@ def estimated_ablations(
         ValueError: An unknown metric, or one without a first order, or an empty batch.
     """
     ablation = Ablation() if ablation is None else ablation
-    HeadGates.ablate((), like=model, positions=ablation.positions)
-    fills = ablation.fills()
-    fill = None if fills[0] is None else torch.stack([f for f in fills if f is not None]).mean(0)
-    found = gate_gradients(
+    found = ablation_gradients(
         model,
         batch,
+        ablation,
         metric,
-        fill=lambda _: fill,
-        positions=ablation.positions,
         grad_drop=grad_drop,
         attention_mask=attention_mask,
         memory=memory,
@@ -160,6 +156,22 @@ def estimated_patches(
         "other_sha256": digest(others.cpu().contiguous().numpy().tobytes()),
     }
     return make_table(columns, ESTIMATES, {**provenance(model, tokens), **about})
+
+
+def ablation_gradients(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    ablation: Ablation,
+    metric: str | MetricFunction,
+    **options: Any,
+) -> GateGradients:
+    """Return dM/dg with what an ablation puts in the place of z; options as of gate_gradients."""
+    HeadGates.ablate((), like=model, positions=ablation.positions)  # for its checks
+    fills = ablation.fills()
+    fill = None if fills[0] is None else torch.stack([f for f in fills if f is not None]).mean(0)
+    return gate_gradients(
+        model, batch, metric, fill=lambda _: fill, positions=ablation.positions, **options
+    )
 
 
 def estimate_columns(

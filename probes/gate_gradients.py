@@ -5,6 +5,7 @@ ablation that puts the fill in the place of z. Importance and attribution patchi
 add it up; each has a module of its own.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from lab.shapes import GivenMask, PositionMask, Resid, Tokens
 from lab.tasks.base import Batch
 from probes.metrics import Metric, MetricFunction, one_metric
 from probes.reads import as_batch, model_device, probe_input
-from probes.sweep import MEMORY, scored_batch
+from probes.sweep import MEMORY, require_answers, scored_batch
 
 FillOf = Callable[[slice], Float[Tensor, "layer #batch #pos head d_head"] | None]
 """What stands in the place of z in some of the sequences; None: zeros."""
@@ -75,18 +76,20 @@ def gate_gradients(
         memory: Bytes that activations may take at once, unless one sequence takes more.
 
     Raises:
-        ValueError: An unknown metric, one without a gradient, or no sequence.
+        ValueError: An unknown metric, one without a gradient, no sequence, or answers that the
+            model cannot say.
     """
     measured = differentiable_metric(metric)
     probe_input(model, batch)
     scored = scored_batch(as_batch(batch), attention_mask)
+    require_answers(scored, model.config.vocab_out)
     real = None
     if attention_mask is not None:
         n_sequences, n_pos = scored.tokens.shape
         real = checked_mask(attention_mask, n_sequences, n_pos)
     heads = all_heads(model.config)
     layers, ids = torch.tensor(heads, dtype=torch.long).reshape(-1, 2).T
-    device = model_device(model)
+    device, others = model_device(model), model.config.n_layers - 1 or math.nan
     signed, absolute, dropped = [], [], []
     for rows in sequence_slices(model, scored, memory):
         plain, *without = slice_gradients(
@@ -108,7 +111,7 @@ def gate_gradients(
         metric=measured,
         signed=torch.cat(signed).numpy(),
         absolute=torch.cat(absolute).numpy(),
-        dropped=torch.cat(dropped).numpy() / (model.config.n_layers - 1) if dropped else None,
+        dropped=torch.cat(dropped).numpy() / others if dropped else None,
         counts=scored.loss_mask.sum(dim=1).cpu().double().numpy(),
     )
 

@@ -4,6 +4,7 @@ One forward and one backward pass for all heads, where exact ablation takes a pa
 a preview is worth on a model of yours is in `probes.first_order`.
 """
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -140,15 +141,21 @@ def divisors(
 
     A layer without any importance gives 0, and its heads have no number.
     """
-    layers = np.array([layer for layer, _ in found.heads], dtype=np.int64)
     if normalise == "layer":
-        squares = np.zeros(config.n_layers)
-        np.add.at(squares, layers, importance**2)
-        return np.sqrt(squares)[layers], "share of layer"
+        return layer_sizes(importance, found.heads), "share of layer"
     if normalise == "param":
         numbers = [head_parameters(config, layer, head) for layer, head in found.heads]
         return np.array(numbers) / 1e6, f"{found.metric.unit} / million parameters"
-    return np.ones(len(layers)), found.metric.unit
+    return np.ones(len(found.heads)), found.metric.unit
+
+
+def layer_sizes(
+    importance: Float64[np.ndarray, "*resample head"], heads: Sequence[tuple[int, int]]
+) -> Float64[np.ndarray, "*resample head"]:
+    """Return for each head the root of the sum of squares of its layer."""
+    layers = np.array([layer for layer, _ in heads], dtype=np.int64)
+    same = layers == layers[:, None]
+    return np.sqrt(importance**2 @ same)
 
 
 def head_parameters(config: ModelConfig, layer: int, head: int) -> float:

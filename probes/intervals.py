@@ -30,14 +30,34 @@ def bootstrap_interval(
     Returns:
         Lower and upper ends; NaN with fewer than two sequences that have a summand.
     """
+    means = resampled_means(totals, counts, seed=seed)
+    if not len(means):
+        nothing = np.full(totals.shape[1], np.nan)
+        return nothing, nothing.copy()
+    return percentile_interval(means)
+
+
+def resampled_means(
+    totals: PerSequence, counts: Float64[np.ndarray, " batch"], *, seed: int = 0
+) -> Float64[np.ndarray, "resample column"]:
+    """Return sum(totals) / sum(counts) of each resample: one seed, the same sequences.
+
+    There are none with fewer than two sequences that have a summand.
+    """
     counted = counts != 0
     n = int(counted.sum())
     if n < 2:
-        nothing = np.full(totals.shape[1], np.nan)
-        return nothing, nothing.copy()
+        return np.empty((0, totals.shape[1]))
     totals, counts = totals[counted], counts[counted]
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=RESAMPLES)
     sums = draws.astype(np.float64) @ np.concatenate([totals, counts[:, None]], axis=1)
+    return sums[:, :-1] / sums[:, -1:]
+
+
+def percentile_interval(
+    values: Float64[np.ndarray, "resample column"],
+) -> tuple[PerColumn, PerColumn]:
+    """Return the ends between which 95 % of the resamples lie."""
     tail = (1.0 - LEVEL) / 2.0
-    low, high = np.quantile(sums[:, :-1] / sums[:, -1:], [tail, 1.0 - tail], axis=0)
+    low, high = np.quantile(values, [tail, 1.0 - tail], axis=0)
     return low, high

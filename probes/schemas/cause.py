@@ -88,6 +88,51 @@ ESTIMATES = Schema(
     ),
 )
 
+FIRST_ORDER = Schema(
+    name="first_order",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
+        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
+        Column(name="ablated", kind="number", meaning="the metric without the head"),
+        Column(name="delta", kind="number", meaning="ablated - baseline, exact"),
+        CI_LOW,
+        CI_HIGH,
+        Column(name="estimate", kind="number", meaning="of delta, by attribution patching"),
+        Column(name="estimate_ci_low", kind="number", meaning="lower end of its interval"),
+        Column(name="estimate_ci_high", kind="number", meaning="upper end of its interval"),
+        Column(name="grad_drop", kind="number", meaning="GradDrop; NaN: not asked for"),
+        Column(name="importance", kind="number", meaning="|d metric / d gate| by example"),
+        Column(name="importance_token", kind="number", meaning="the same by token"),
+        Column(name="importance_batch", kind="number", meaning="the same of the whole batch"),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
+AGREEMENT = Schema(
+    name="agreement",
+    version=1,
+    columns=(
+        Column(name="estimator", kind="text", meaning="what ranks the heads"),
+        Column(name="compared_with", kind="text", meaning="the exact delta, or its size"),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
+        Column(name="spearman", kind="number", meaning="rank correlation over heads"),
+        CI_LOW,
+        CI_HIGH,
+        Column(name="top", kind="whole", meaning="heads of the largest size that are compared"),
+        Column(name="shared", kind="whole", meaning="heads that are among the top of both"),
+        Column(name="shared_chance", kind="number", meaning="of two random picks: top^2 / heads"),
+        Column(name="n_heads", kind="whole", meaning="heads that are ranked"),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
 COMPOSITION = Schema(
     name="composition",
     version=1,
@@ -365,6 +410,8 @@ CAUSE_SCHEMAS = (
     PAIRS,
     IMPORTANCE,
     ESTIMATES,
+    FIRST_ORDER,
+    AGREEMENT,
     COMPOSITION,
     SHAPLEY,
     REDUNDANCY,
