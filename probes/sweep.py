@@ -24,7 +24,7 @@ from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
 from probes.reads import as_batch, probe_input
-from probes.sweep_ledger import SweepLedger, open_ledger, weights_digest
+from probes.sweep_ledger import SweepLedger, open_ledger, tensor_digest
 from probes.sweep_runs import (
     Fill,
     HeadSet,
@@ -237,14 +237,14 @@ def swept_totals(
 def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
     """Return what the bits of a sweep's results depend on, as plain data."""
     batch, model = request.batch, request.model
-    parts = [batch.tokens, batch.loss_mask, *(() if request.real is None else (request.real,))]
-    arrays = b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
+    real = () if request.real is None else (request.real,)
     return {
-        "model": weights_digest(model),
+        "model": tensor_digest(*model.state_dict().values()),
         "config": model.config.to_dict(),
-        "tokens": digest(arrays),
+        "tokens": tensor_digest(batch.tokens, batch.loss_mask, *real),
         "sets": digest(repr(request.sets).encode()),
         "ablation": ablation.to_dict(),
+        "fills": tensor_digest(*(fill for fill in request.fills if fill is not None)),
         "metrics": [metric.name for metric in request.metrics],
         "chunks": [[*chunk.sequences, len(chunk.sets)] for chunk in planned(request)],
         "threads": torch.get_num_threads(),

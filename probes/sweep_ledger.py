@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor
 
 from lab.durable import atomic_write, hold, one_clear_error, read_json, remove_leftovers, to_json
 from lab.runtime import Processes, on_main
@@ -108,10 +109,9 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def weights_digest(model: nn.Module) -> str:
-    """Return the sha256 of a model's weights, by name."""
+def tensor_digest(*tensors: Tensor) -> str:
+    """Return the sha256 of the bytes of some tensors, one after the other."""
     found = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        found.update(name.encode())
-        found.update(weight.detach().cpu().contiguous().view(-1).numpy().tobytes())
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return found.hexdigest()
