@@ -179,11 +179,17 @@ class SequenceRuns:
             runs[i] = self.scored.totals(self.logits(own), self.request.metrics)
         return runs
 
+    def scored_stream(
+        self, rows: Float[Tensor, "batch tail d_model"]
+    ) -> Float[Tensor, "row d_model"]:
+        """Return the stream of the rows that count, from that of the rows from `first` on."""
+        first, end = row_span(self.batch.loss_mask)
+        return rows[:, : end - first][self.batch.loss_mask[:, first:end]]
+
     def logits(self, rows: Float[Tensor, "batch tail d_model"]) -> Float[Tensor, "row d_vocab"]:
         """Return the logits of the rows that count, from the stream of those from `first` on."""
-        model, (first, end) = self.request.model, row_span(self.batch.loss_mask)
-        chosen = rows[:, : end - first][self.batch.loss_mask[:, first:end]]
-        return model.unembed(model.ln_final(chosen.unsqueeze(0))).squeeze(0)
+        model = self.request.model
+        return model.unembed(model.ln_final(self.scored_stream(rows).unsqueeze(0))).squeeze(0)
 
     def gated_logits(self, gates: GateTensors | None) -> Float[Tensor, "row d_vocab"]:
         """Return the logits of the rows that count from a pass through the whole model."""
