@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.config import SampleConfig, require, require_whole
+from lab.decoding import Decoder
 from lab.gates import GateTensors, HeadGates
 from lab.inputs import checked_ids, checked_mask
 from lab.kv_cache import KeyValueCache
@@ -157,17 +158,23 @@ def _steps(
     # The last token is drawn but never read.
     room = tokens.shape[1] + max_new_tokens - 1
     cache = KeyValueCache(model.config.n_layers, room=room, keep_weights=True)
+    decoder = None
     for _ in range(max_new_tokens):
-        # Not around the yield: what the consumer does between two tokens is its own business.
-        with torch.no_grad():
-            logits = model(
-                new,
-                gates=gates,
-                observe=observe,
-                attention_mask=real,
-                kv_cache=cache,
-                last_only=True,
-            )[:, -1]
+        if decoder is not None and decoder.nobody_looks():
+            logits = decoder.step(new)[:, -1]
+        else:
+            # Not around the yield: what the consumer does between two tokens is its own business.
+            with torch.no_grad():
+                logits = model(
+                    new,
+                    gates=gates,
+                    observe=observe,
+                    attention_mask=real,
+                    kv_cache=cache,
+                    last_only=True,
+                )[:, -1]
+        if decoder is None and observe is None:
+            decoder = Decoder(model, cache, gates)
         drawn = draw(logits, config, generator)
         last = torch.where(stopped, last, drawn) if stop_ids else drawn
         yield Step(tokens=last.to(tokens.device), logits=logits, config=config)

@@ -102,6 +102,16 @@ class KeyValueCache:
         self.layers[layer] = keys, values
         return keys[:, :, :stop].transpose(1, 2), values[:, :, :stop].transpose(1, 2)
 
+    def rooms(self, layer: int) -> tuple[HeadsFirst, HeadsFirst]:
+        """Return the buffers of a layer's keys and values, for who writes one position itself."""
+        found = self.layers[layer]
+        if found is None or found[0].shape[2] <= self.length:
+            raise ValueError(
+                f"kv_cache must have room behind its {self.length} positions, got none; "
+                "make it with room= for the whole length"
+            )
+        return found
+
     def _with_room(
         self,
         past: tuple[Smaller, Smaller] | None,
