@@ -27,6 +27,7 @@ MAKES_SMALLER = {
     "train": "make the model, the length or --batch-size smaller",
     "probe": "take fewer or shorter sequences (--sequences, --text, --jsonl or --ids)",
     "ablate": "make --sequences smaller",
+    "feeders": "make --sequences smaller",
     "prune": "make --sequences smaller",
 }
 """What helps where a command ran out of memory, in flags that it has."""
@@ -55,7 +56,12 @@ COMMANDS = (
         "probe", "score what each head of a run attends to", "apps.commands.probe:run_probe"
     ),
     CommandEntry(
-        "ablate", "measure a run without some of its heads", "apps.commands.ablate:run_ablate"
+        "ablate", "measure what breaks without heads of a model", "apps.commands.ablate:run_ablate"
+    ),
+    CommandEntry(
+        "feeders",
+        "say which earlier heads the induction heads of a model live on",
+        "apps.commands.feeders:run_feeders",
     ),
     CommandEntry(
         "prune", "remove heads of a run for good, as a new run", "apps.commands.prune:run_prune"

@@ -14,6 +14,7 @@ from lab.naming import counted
 if TYPE_CHECKING:
     from lab.shapes import PositionMask, Tokens
     from lab.tasks.base import Batch
+    from probes.inputs import PairedInput
     from probes.sweep import Ablation
 
 REPEATED_SEQUENCES = 8
@@ -22,6 +23,13 @@ REPEATED_SEQUENCES = 8
 
 DONORS = 8
 """Sequences whose outputs stand, one after the other, for a head's in mode resample."""
+
+MODES = (
+    ("zero", "zeros"),
+    ("mean", "its mean at each position over other sequences"),
+    ("resample", f"what it writes on {DONORS} other sequences in turn; the mean of their effects"),
+)
+"""What an ablated head writes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +63,19 @@ class ScoredInput:
         return [("input", self.description), ("scored", self.rows)]
 
 
+def ablation_facts(chosen: ScoredInput, mode: str, value: float = 0.0) -> list[tuple[str, str]]:
+    """Return how heads were ablated, and what the intervals are, as lines for `say_facts`."""
+    from probes.intervals import FEW_SEQUENCES
+
+    how = f"{mode}: a head writes {dict(MODES)[mode]}"
+    if mode != "zero":
+        how += f" (of {chosen.reference_name})"
+    if value:
+        how += f"; it keeps {value:g} of its own"
+    few = "" if len(chosen.batch) >= FEW_SEQUENCES else "; so few sequences make it rough"
+    return [("ablated", how), ("interval", f"95 %, sequences resampled{few}")]
+
+
 def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:
     """Return what a command measures on: sequences, and the rows that count.
 
@@ -80,21 +101,24 @@ def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:
 
 def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:
     """Return random tokens said twice, scored on the second copy."""
-    from probes.inputs import LONGEST_SCORED_BLOCK, repeated_pair
-
     n_others = max(n, DONORS)
-    asked, others = (
-        repeated_pair(subject.model, n_sequences=count, longest=LONGEST_SCORED_BLOCK, seed=own_seed)
-        for count, own_seed in ((n, seed), (n_others, seed + 1))
-    )
+    asked = repeats(subject, n, seed)
     return ScoredInput(
         batch=asked.batch(),
         description=asked.description,
         rows=f"{asked.block - 1} rows each: those that predict the second copy from its 2nd token",
         task=None,
-        reference=others.batch(),
+        reference=repeats(subject, n_others, seed + 1).batch(),
         reference_name=f"{counted(n_others, 'repeated sequence')} of seed {seed + 1}",
     )
+
+
+def repeats(subject: Subject, n: int, seed: int) -> "PairedInput":
+    """Draw random tokens said twice, long enough to measure a loss on the second copy."""
+    from probes.inputs import LONGEST_SCORED_BLOCK, repeated_pair
+
+    longest = LONGEST_SCORED_BLOCK
+    return repeated_pair(subject.model, n_sequences=n, longest=longest, seed=seed)
 
 
 def answers_of_a_task(subject: Subject, chosen: Input, batch: "Batch") -> ScoredInput:

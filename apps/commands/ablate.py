@@ -23,9 +23,10 @@ from apps.long_work import long_work
 from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
 from apps.scored_input import (
-    DONORS,
+    MODES,
     REPEATED_SEQUENCES,
     ScoredInput,
+    ablation_facts,
     ablation_of,
     scored_input,
 )
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from probes.sweep import Ablation
-
-MODES = (
-    ("zero", "zeros"),
-    ("mean", "its mean at each position over other sequences"),
-    ("resample", f"what it writes on {DONORS} other sequences in turn; the mean of their effects"),
-)
-"""What an ablated head writes."""
 
 ABOUT = f"""
 Switch heads off and measure what breaks: each head and each layer in turn, some
@@ -130,7 +124,7 @@ def run_ablate(arguments: list[str]) -> int:
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
     with long_work("ablating", *asked, device=subject.model.W_E.device) as work:
         frame = measured(form, subject, chosen, ablation, heads, **work)
-    say_heading(subject.title, [*chosen.facts, *ablation_facts(form, chosen)])
+    say_heading(subject.title, [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)])
     say_rows(form, frame)
     if out is not None:
         facts = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
@@ -190,19 +184,6 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame") -> None:
     if not (form.groups or form.pairs):
         say()
         say(LOWER_BOUND)
-
-
-def ablation_facts(form: AblateForm, chosen: ScoredInput) -> list[tuple[str, str]]:
-    """Return how heads were ablated, and what the intervals are, as lines for `say_facts`."""
-    from probes.intervals import FEW_SEQUENCES
-
-    how = f"{form.mode}: a head writes {dict(MODES)[form.mode]}"
-    if form.mode != "zero":
-        how += f" (of {chosen.reference_name})"
-    if form.value:
-        how += f"; it keeps {form.value:g} of its own"
-    few = "" if len(chosen.batch) >= FEW_SEQUENCES else "; so few sequences make it rough"
-    return [("ablated", how), ("interval", f"95 %, sequences resampled{few}")]
 
 
 def drawn(form: AblateForm, frame: "pd.DataFrame") -> "dict[str, Figure]":

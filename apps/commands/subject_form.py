@@ -20,10 +20,35 @@ a folder that save_pretrained or headlab wrote, or a GGUF file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubjectForm:
-    """A model, and the sequences that it is read on."""
+class ModelForm:
+    """A model, and where what is found goes."""
 
     what: Annotated[Positional[str], arg(metavar="WHAT", help="What to look into, see above.")]
+    checkpoint: CheckpointStep = None
+    sequences: int | None = None
+    """Sequences to read the model on; a command says how many it takes by itself."""
+    seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
+    out: Annotated[
+        str | None,
+        arg(
+            metavar="DIR",
+            help="Also write what is found into this new folder: CSV, Parquet and JSON.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    device: Device = "auto"
+
+    def check_numbers(self) -> None:
+        """Raise ValueError for a number that cannot be; before anything is opened."""
+        if self.sequences is not None:
+            require_whole("--sequences", self.sequences, 1)
+        require_whole("--seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectForm(ModelForm):
+    """A model, and the sequences that it is read on."""
+
     text: Annotated[
         Path | None,
         arg(
@@ -50,19 +75,6 @@ class SubjectForm:
     ] = None
     repeated: bool = False
     """Read a run on random tokens said twice, as models that are no run are."""
-    checkpoint: CheckpointStep = None
-    sequences: int | None = None
-    """Sequences to read the model on; a command says how many it takes by itself."""
-    seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
-    out: Annotated[
-        str | None,
-        arg(
-            metavar="DIR",
-            help="Also write what is found into this new folder: CSV, Parquet and JSON.",
-            help_behavior_hint="",
-        ),
-    ] = None
-    device: Device = "auto"
 
     @property
     def files(self) -> "dict[FileKind, Path]":
@@ -73,9 +85,3 @@ class SubjectForm:
             "ids": self.ids,
         }
         return {kind: path for kind, path in given.items() if path is not None}
-
-    def check_numbers(self) -> None:
-        """Raise ValueError for a number that cannot be; before anything is opened."""
-        if self.sequences is not None:
-            require_whole("--sequences", self.sequences, 1)
-        require_whole("--seed", self.seed, 0)

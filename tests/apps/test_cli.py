@@ -37,8 +37,9 @@ def in_a_process(*arguments: str, home: Path, code: str = "") -> subprocess.Comp
 def test_help_names_every_command(arguments: tuple[str, ...], headlab: Headlab) -> None:
     code, out, err = headlab(*arguments)
     assert (code, err) == (0, "")
+    width = max(len(entry.name) for entry in COMMANDS)
     for entry in COMMANDS:
-        assert f"  {entry.name:<8}  {entry.summary}\n" in out
+        assert f"  {entry.name:<{width}}  {entry.summary}\n" in out
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in COMMANDS])
@@ -74,8 +75,8 @@ def test_help_and_runs_import_nothing_heavy(studio_home: Path) -> None:
 
 
 ERRORS = {
-    ("trian",): "unknown command 'trian'; choose from ablate, app, card, demo, generate, probe, "
-    "prune, report, runs, train (did you mean 'train'?)",
+    ("trian",): "unknown command 'trian'; choose from ablate, app, card, demo, feeders, "
+    "generate, probe, prune, report, runs, train (did you mean 'train'?)",
     ("train",): "preset must be named, got none; try `headlab train reversal`, or "
     "`headlab train --resume RUN` to go on with a run",
     ("train", "reversl"): "unknown preset 'reversl'; choose from copy, induction, reversal, "

@@ -1,0 +1,136 @@
+"""`headlab feeders`: which earlier heads an induction head lives on."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
+
+from apps.commands.arguments import check_out, fill_in, listed, require_named
+from apps.commands.subject_form import WHAT_THERE_IS, ModelForm
+from apps.console import say, say_heading
+from apps.feeder_table import say_feeders
+from apps.long_work import long_work
+from apps.opened_run import parse_heads
+from apps.output_folder import write_and_say
+from apps.scored_input import (
+    REPEATED_SEQUENCES,
+    ablation_facts,
+    ablation_of,
+    repeats,
+    said_twice,
+)
+from apps.subject import open_subject, require_heads
+from lab.packaged import KNOWN
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    ("previous", "how much of its attention the ablated head puts on the previous token"),
+    ("score", "attention of the induction head on what followed the first copy"),
+    ("control", "the same drop, or rise, for heads of the same layers that do not look back"),
+    ("K comp.", "what keys could read of it by the weights alone, less random heads"),
+    ("feeds", "the drop is half of the score or more, and the controls leave it alone"),
+)
+
+ABOUT = f"""
+Say which earlier heads feed the induction heads of a model. An induction head
+finds what followed an earlier copy because another head told each token what
+stood before it: each earlier head is ablated, alone and together with all that
+look at the previous token, and the induction heads and the loss are watched.
+
+  headlab feeders {next(iter(KNOWN))}
+  headlab feeders folder/of/a/model --targets L5H1 --frozen --out feeders
+
+{WHAT_THERE_IS}
+
+The model reads random tokens said twice; scores and loss are those of the
+second copy.
+
+columns:
+{listed(COLUMNS)}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedersForm(ModelForm):
+    """What `headlab feeders` asks for."""
+
+    sequences: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Sequences of tokens said twice.",
+            help_behavior_hint=f"(default: {REPEATED_SEQUENCES})",
+        ),
+    ] = None
+    targets: Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="HEAD",
+            help="Heads to watch: L5H1 is head 1 of layer 5, counted from 0.",
+            help_behavior_hint="(default: all induction heads)",
+        ),
+    ] = ()
+    heads: Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="HEAD",
+            help="Earlier heads to ablate.",
+            help_behavior_hint="(default: every head of a layer before the last target)",
+        ),
+    ] = ()
+    mode: Annotated[
+        Literal["zero", "mean", "resample"],
+        arg(help="What replaces a head's output, as in headlab ablate."),
+    ] = "zero"
+    frozen: bool = False
+    """Also measure the loss where all attention stays as it was."""
+    all_heads: bool = False
+    """Show every row."""
+
+
+def run_feeders(arguments: list[str]) -> int:
+    """Print who feeds the induction heads of a model, and write it where asked."""
+    form = fill_in(FeedersForm, arguments, command="feeders", about=ABOUT)
+    require_named(arguments, "--targets", form.targets, "L5H1")
+    require_named(arguments, "--heads", form.heads, "L4H0")
+    targets, heads = parse_heads(form.targets), parse_heads(form.heads)
+    form.check_numbers()
+    out = None if form.out is None else check_out(form.out)
+    subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
+    if not subject.n_heads and not targets:
+        say(f"{subject.title}; every head was pruned, so there is none to look at")
+        return 0
+    require_heads(subject, [*targets, *heads])
+    n = REPEATED_SEQUENCES if form.sequences is None else form.sequences
+    chosen = said_twice(subject, n, form.seed)
+    ablation = ablation_of(subject, chosen, form.mode)
+    from probes.feeders import feeder_scores
+    from probes.tables import json_rows
+
+    asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
+    with long_work("ablating earlier heads", *asked, device=subject.model.W_E.device) as work:
+        frame = feeder_scores(
+            subject.model,
+            repeats(subject, n, form.seed),
+            targets=targets or None,
+            feeders=heads or None,
+            ablation=ablation,
+            frozen=form.frozen,
+            seed=form.seed,
+            progress=work["progress"],
+        )
+    say_heading(subject.title, [*chosen.facts, *ablation_facts(chosen, form.mode)])
+    say_feeders(json_rows(frame), everything=form.all_heads)
+    if out is not None:
+        told = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
+        write_and_say(out, {"feeders": frame}, drawn(frame), told)
+    return 0
+
+
+def drawn(frame: "pd.DataFrame") -> "dict[str, Figure]":
+    """Draw the table."""
+    return {}
