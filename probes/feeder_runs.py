@@ -43,9 +43,9 @@ class FeederRuns:
     """What was left without each set, sequence by sequence; run 0 is the whole model."""
 
     scores: Float64[np.ndarray, "batch run target"]
-    """Attention of each target on what followed the first copy of a token, summed over rows."""
+    """Attention of each target on what followed the first copy of a token, mean over rows."""
     losses: Float64[np.ndarray, "batch run"]
-    """-ln p of the tokens of the second copy, summed."""
+    """Mean of -ln p of the tokens of the second copy, in nats."""
     frozen_losses: Float64[np.ndarray, "batch run"]
     """The same where all attention stays as it is in the whole model; NaN: not asked."""
 
@@ -164,12 +164,12 @@ class SomeRuns:
             columns = [i for i, target in enumerate(self.targets) if target[0] == layer]
             if columns:
                 heads = [config.heads_of(layer).index(self.targets[i][1]) for i in columns]
-                scores[:, columns] += induction_sums(reads, self.pair)[:, heads]
+                scores[:, columns] += induction_means(reads, self.pair)[:, heads]
 
         return observe
 
     def losses(self, final: Resid) -> Float64[Tensor, " row"]:
-        """Return -ln p of the tokens of the second copy, summed, given the last residual stream.
+        """Return the mean of -ln p of the tokens of the second copy, from the last residual stream.
 
         The copy's first token is left out: nothing foretells it.
         """
@@ -181,7 +181,7 @@ class SomeRuns:
             logits = self.model.forward(stream, start_at_layer=self.model.config.n_layers)
             full = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
             losses = F.cross_entropy(full, own.flatten(), reduction="none").view_as(own)
-            parts.append(losses.cpu().double().sum(dim=1))
+            parts.append(losses.cpu().double().mean(dim=1))
         return torch.cat(parts)
 
     @contextmanager
@@ -201,10 +201,10 @@ class SomeRuns:
             yield
 
 
-def induction_sums(reads: LayerReads, pair: PairedInput) -> Float64[Tensor, "batch head"]:
-    """Return the attention on what followed the first copy of a token, summed over its rows."""
+def induction_means(reads: LayerReads, pair: PairedInput) -> Float64[Tensor, "batch head"]:
+    """Return the attention on what followed the first copy of a token, mean over rows."""
     rows, keys = pair_rows(pair)
-    return reads.cells(rows, keys[-1]).cpu().double().sum(dim=-1)
+    return reads.cells(rows, keys[-1]).cpu().double().mean(dim=-1)
 
 
 def set_gates(

@@ -21,7 +21,7 @@ from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import head_label
 from probes.composition import composition_scores
-from probes.feeder_runs import FeederRuns, feeder_runs, induction_sums
+from probes.feeder_runs import FeederRuns, feeder_runs, induction_means
 from probes.heads import mass_on
 from probes.inputs import PairedInput, repeated_pair
 from probes.intervals import bootstrap_interval
@@ -160,7 +160,7 @@ def feeder_scores(
             "unit": MASS,
         }
         for row, numbers in zip(
-            comparisons, measured_rows(runs, comparisons, sets, watched, pair, seed), strict=True
+            comparisons, measured_rows(runs, comparisons, sets, watched, seed), strict=True
         )
     ]
     return make_table(
@@ -181,7 +181,7 @@ def looks_of(model: HookedGPT, pair: PairedInput) -> Looks:
     def measure(_: int, reads: LayerReads, x: ProbeInput) -> Float64[Tensor, "score head"]:
         back = previous_token(x)
         previous = mass_on(reads, back).cpu().double() / back.n_rows.unsqueeze(1)
-        induction = induction_sums(reads, pair) / pair.block
+        induction = induction_means(reads, pair)
         return torch.stack([previous, induction]).sum(dim=1)
 
     arms = []
@@ -243,49 +243,45 @@ def compared(
 
 def measured_rows(
     runs: FeederRuns,
-    comparisons: Sequence[Comparison],
+    comparisons: Iterable[Comparison],
     sets: Sequence[HeadSet],
     targets: Sequence[Head],
-    pair: PairedInput,
     seed: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the numbers of each row."""
     run_of = {heads: 1 + i for i, heads in enumerate(sets)}
-    n_scores, n_losses = (np.full(len(pair), float(n)) for n in (pair.block, pair.block - 1))
-    rises = runs.losses - runs.losses[:, :1]
-    frozen = runs.frozen_losses - runs.losses[:, :1]
-    loss_low, loss_high = bootstrap_interval(rises, n_losses, seed=seed)
-    for i, target in enumerate(targets):
-        drops = runs.scores[:, :1, i] - runs.scores[:, :, i]
-        low, high = bootstrap_interval(drops, n_scores, seed=seed)
-        baseline = runs.scores[:, 0, i].mean() / pair.block
-        for row in comparisons:
-            if row.target != target:
-                continue
-            run, others = run_of[row.heads], [run_of[one] for one in row.controls]
-            drop = drops[:, run].mean() / pair.block
-            control = mean_over(drops, others) / pair.block
-            yield {
-                "baseline": baseline,
-                "ablated": baseline - drop,
-                "drop": drop,
-                "ci_low": low[run],
-                "ci_high": high[run],
-                "control": control,
-                "loss": runs.losses[:, 0].mean() / (pair.block - 1),
-                "loss_delta": rises[:, run].mean() / (pair.block - 1),
-                "loss_ci_low": loss_low[run],
-                "loss_ci_high": loss_high[run],
-                "loss_control": mean_over(rises, others) / (pair.block - 1),
-                "frozen_loss_delta": frozen[:, run].mean() / (pair.block - 1),
-                "n_controls": len(others),
-                "feeds": bool(low[run] >= LOST * baseline and control <= CONTROL_LOST * drop),
-            }
+    each = np.ones(len(runs.losses))
+    drops = runs.scores[:, :1] - runs.scores
+    rises, frozen = (own - runs.losses[:, :1] for own in (runs.losses, runs.frozen_losses))
+    drop_ends = [bootstrap_interval(drops[:, :, i], each, seed=seed) for i in range(len(targets))]
+    rise_low, rise_high = bootstrap_interval(rises, each, seed=seed)
+    for row in comparisons:
+        target, run = targets.index(row.target), run_of[row.heads]
+        others = [run_of[one] for one in row.controls]
+        baseline = runs.scores[:, 0, target].mean()
+        drop, control = drops[:, run, target].mean(), mean_over(drops[:, others, target])
+        low, high = drop_ends[target]
+        yield {
+            "baseline": baseline,
+            "ablated": baseline - drop,
+            "drop": drop,
+            "ci_low": low[run],
+            "ci_high": high[run],
+            "control": control,
+            "loss": runs.losses[:, 0].mean(),
+            "loss_delta": rises[:, run].mean(),
+            "loss_ci_low": rise_low[run],
+            "loss_ci_high": rise_high[run],
+            "loss_control": mean_over(rises[:, others]),
+            "frozen_loss_delta": frozen[:, run].mean(),
+            "n_controls": len(others),
+            "feeds": bool(low[run] >= LOST * baseline and control <= CONTROL_LOST * drop),
+        }
 
 
-def mean_over(values: Float64[np.ndarray, "batch run"], runs: list[int]) -> float:
-    """Return the mean over sequences and some runs; NaN without a run."""
-    return float(values[:, runs].mean()) if runs else math.nan
+def mean_over(values: Float64[np.ndarray, "batch run"]) -> float:
+    """Return the mean over sequences and runs; NaN without a run."""
+    return float(values.mean()) if values.size else math.nan
 
 
 def composition_of(

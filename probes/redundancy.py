@@ -26,7 +26,7 @@ from probes.intervals import bootstrap_interval
 from probes.label_rules import CLASSES, LABEL_NAMES
 from probes.labels import label_heads
 from probes.matched_sets import Head, matched_sets, share_in_layers
-from probes.metrics import MetricFunction
+from probes.metrics import MetricFunction, one_metric
 from probes.reads import as_batch, provenance
 from probes.schemas.cause import REDUNDANCY
 from probes.shapley import MOST_EXACT, shapley_plan, subset, value_rows
@@ -35,8 +35,9 @@ from probes.tables import make_table
 
 Verdict = Literal["needed", "redundant", "useless", "unresolved"]
 
-TOLERANCE = 0.01
-"""What an ablation may cost before it counts: a hundredth of accuracy, or 1 % of perplexity."""
+TOLERANCES: Mapping[str, float] = {"logit": 0.1}
+"""What an ablation may cost before it counts, by the metric's unit: a tenth of the odds; of all
+others 0.01, a hundredth of accuracy or 1 % of perplexity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def head_redundancy(
     ablation: Ablation | None = None,
     metric: str | MetricFunction = "loss",
     controls: int = 8,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     every_set: bool = False,
     attention_mask: GivenMask | None = None,
     seed: int = 0,
@@ -77,7 +78,7 @@ def head_redundancy(
     """Ablate groups of heads together, alone and all but one: a row a group, then one a head.
 
     The verdict of a head: needed, its own ablation hurts; redundant, it can go alone but not with
-    its twins: in a model without others of its group its ablation hurts; useless, it can go in all
+    its twins: in a model without others of its group, its ablation hurts; useless, it can go in all
     that was tried, and so can its group; unresolved, it can go alone and last, but the group
     cannot go: other orders were not tried (see `every_set`). An ablation hurts where the metric
     gets worse by more than the tolerance and its 95 % interval excludes 0. Of a group: needed or
@@ -91,7 +92,7 @@ def head_redundancy(
         metric: A name from `probes.metrics`, or a function.
         controls: Random sets of as many other heads, of the same layers as far as these have
             others, that each group is compared with.
-        tolerance: What an ablation may cost, in the metric's unit.
+        tolerance: What an ablation may cost, in the metric's unit; None: 0.01, or 0.1 of a logit.
         every_set: Ablate every subset of groups of up to 9 heads: Shapley values, and verdicts that
             no order can overturn, for up to 2^n runs a group.
         attention_mask: True (or 1) at real tokens; None: all are.
@@ -104,6 +105,8 @@ def head_redundancy(
         ValueError: No group, an empty one, or what `sweep_sets` refuses.
     """
     require_whole("controls", controls, 0)
+    if tolerance is None:
+        tolerance = TOLERANCES.get(one_metric(metric).unit, 0.01)
     require_number("tolerance", tolerance, 0.0)
     ablation = Ablation() if ablation is None else ablation
     if groups is None:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float64
 from lab.config import require_seed, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
+from lab.runtime import Processes
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
@@ -63,6 +64,7 @@ def shapley_values(
     seed: int = 0,
     progress: Progress | None = None,
     ledger: Path | None = None,
+    processes: Processes | None = None,
 ) -> pd.DataFrame:
     """Share a set's joint effect out among its heads: one row per head and metric.
 
@@ -82,6 +84,7 @@ def shapley_values(
         seed: Seed of the orders and of the bootstrap.
         progress: Called with (runs done, runs).
         ledger: Folder that keeps finished runs; see `sweep_sets`.
+        processes: The processes that share the runs; None: this one does them alone.
 
     Raises:
         ValueError: A head that the model does not have, more than 9 of them without `orders`, fewer
@@ -103,6 +106,7 @@ def shapley_values(
         attention_mask=attention_mask,
         progress=progress,
         ledger=ledger,
+        processes=processes,
     )
     rows = [
         {
