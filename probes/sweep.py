@@ -173,26 +173,14 @@ def sweep_sets(
     """
     ablation = Ablation() if ablation is None else ablation
     processes = Processes() if processes is None else processes
-    require_whole("memory", memory, 1)
-    measured = get_metrics(metrics)
-    probe_input(model, batch)
-    scored = scored_batch(as_batch(batch), attention_mask)
-    require_answers(scored, model.config.vocab_out)
-    wanted = tuple(
-        HeadGates.ablate(heads, like=model, positions=ablation.positions).heads for heads in sets
-    )
-    real = None
-    if attention_mask is not None:
-        real = checked_mask(attention_mask, *scored.tokens.shape, scored.tokens.device)
-    request = Request(
-        model=model,
-        batch=scored,
-        real=real,
-        sets=tuple(dict.fromkeys([(), *wanted])),
-        value=ablation.value,
-        positions=ablation.positions,
-        fills=tuple(ablation.fills()),
-        metrics=measured,
+    wanted = known_sets(model, sets, ablation)
+    request = sweep_request(
+        model,
+        batch,
+        wanted,
+        ablation=ablation,
+        metrics=metrics,
+        attention_mask=attention_mask,
         memory=memory,
     )
     manifest = {} if ledger is None else manifest_of(request, ablation)
@@ -201,9 +189,51 @@ def sweep_sets(
     where = {heads: i for i, heads in enumerate(request.sets)}
     return Swept(
         sets=wanted,
-        metrics=measured,
+        metrics=request.metrics,
         totals=totals[:, [0, *(where[heads] for heads in wanted)]],
-        counts=row_counts(scored, measured),
+        counts=row_counts(request.batch, request.metrics),
+    )
+
+
+def known_sets(
+    model: HookedGPT, sets: Iterable[Iterable[Sequence[int]]], ablation: Ablation
+) -> tuple[HeadSet, ...]:
+    """Return sets of heads as a sweep knows them; one that the model has not is an error."""
+    return tuple(
+        HeadGates.ablate(heads, like=model, positions=ablation.positions).heads for heads in sets
+    )
+
+
+def sweep_request(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    sets: tuple[HeadSet, ...],
+    *,
+    ablation: Ablation,
+    metrics: Iterable[str | MetricFunction],
+    attention_mask: GivenMask | None,
+    memory: int,
+) -> Request:
+    """Return what every chunk needs to know, checked; see `sweep_sets` for the arguments."""
+    require_whole("memory", memory, 1)
+    measured = get_metrics(metrics)
+    probe_input(model, batch)
+    scored = scored_batch(as_batch(batch), attention_mask)
+    require_answers(scored, model.config.vocab_out)
+    real = None
+    if attention_mask is not None:
+        n_sequences, n_pos = scored.tokens.shape
+        real = checked_mask(attention_mask, n_sequences, n_pos, scored.tokens.device)
+    return Request(
+        model=model,
+        batch=scored,
+        real=real,
+        sets=tuple(dict.fromkeys([(), *sets])),
+        value=ablation.value,
+        positions=ablation.positions,
+        fills=tuple(ablation.fills()),
+        metrics=measured,
+        memory=memory,
     )
 
 
@@ -258,7 +288,8 @@ def scored_batch(batch: Batch, attention_mask: GivenMask | None) -> Batch:
     """Return the batch without rows at padding, or whose next token is."""
     if attention_mask is None:
         return batch
-    real = checked_mask(attention_mask, *batch.tokens.shape, batch.tokens.device)
+    n_sequences, n_pos = batch.tokens.shape
+    real = checked_mask(attention_mask, n_sequences, n_pos, batch.tokens.device)
     followed = real & real.roll(-1, dims=1)
     return Batch(batch.tokens, batch.loss_mask & followed, batch.sources)
 
