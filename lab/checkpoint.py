@@ -5,7 +5,7 @@ optimizer.safetensors and training.json; its manifest.json is written last, then
 its name in one rename. How folders make up a run is `lab.runs`'s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lab.config import SCHEMA_VERSION, ModelConfig, TrainConfig
 from lab.durable import atomic_dir, hold, to_json
-from lab.families.token_text import saved_tokenizer, write_tokenizer
+from lab.families.token_text import adds_bos, saved_tokenizer, write_tokenizer
 from lab.manifest import (
     MANIFEST,
     FileEntry,
@@ -52,13 +52,27 @@ def save_model(model: HookedGPT, path: str | Path) -> None:
         OSError: If the place cannot be written or is full; nothing is left behind.
     """
     with atomic_dir(Path(path)) as folder:
-        described = {"schema_version": SCHEMA_VERSION, "model": model.config.to_dict()}
-        if model.provenance is not None:
-            described["weights"] = model.provenance
-        (folder / CONFIG).write_bytes(to_json(described))
-        (folder / WEIGHTS).write_bytes(weights_bytes(model.state_dict()))
-        write_tokenizer(model.tokenizer, folder)
-        seal_folder(folder)
+        write_model(model, folder)
+
+
+def write_model(model: HookedGPT, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+    """Fill a folder with a model: config, weights, tokenizer, manifest.
+
+    Args:
+        model: The model.
+        folder: Where its files go.
+        more: What config.json says beside the model.
+
+    Raises:
+        OSError: The place cannot be written or is full.
+    """
+    described = {"schema_version": SCHEMA_VERSION, "model": model.config.to_dict(), **(more or {})}
+    if model.provenance is not None:
+        described["weights"] = model.provenance
+    (folder / CONFIG).write_bytes(to_json(described))
+    (folder / WEIGHTS).write_bytes(weights_bytes(model.state_dict()))
+    write_tokenizer(model.tokenizer, folder)
+    seal_folder(folder)
 
 
 def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -> HookedGPT:
@@ -99,6 +113,8 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
     model.tokenizer = saved_tokenizer(folder, entries)
     if model.tokenizer is None:
         model.tokenizer = task_vocab(data.get("train"), config)
+    else:
+        model.cfg.default_prepend_bos = adds_bos(model.tokenizer)
     return model.to(device).eval()
 
 

@@ -1,4 +1,4 @@
-"""A pruned model as a run of its own: written, read back and certified before it gets its name.
+"""A pruned model as a run or a folder: written, read back and certified before it gets its name.
 
 What pruning does to a model is `probes.pruning`'s; what a run folder is, `lab.runs`'s.
 """
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.checkpoint import load_model, save_model
-from lab.config import SCHEMA_VERSION
+from lab.checkpoint import load_model, save_model, write_model
+from lab.config import SCHEMA_VERSION, require_whole
 from lab.durable import atomic_dir, atomic_write, to_json
 from lab.evaluation import Evaluation, evaluate
-from lab.gates import HeadGates, Reference
+from lab.fine_tuning import fine_tuned
+from lab.gates import GateTensors, HeadGates, Reference
 from lab.manifest import seal_folder
 from lab.model import HookedGPT
 from lab.naming import head_label
@@ -31,6 +32,7 @@ from lab.runs import (
     step_name,
 )
 from lab.runtime import git_sha, versions
+from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.pruning import ParityCertificate, certify, prune_heads
 
@@ -47,7 +49,9 @@ class PrunedRun:
     gated: Evaluation
     """The gated model on the batch."""
     pruned: Evaluation
-    """The pruned model, read back from its folder, on the same batch."""
+    """The pruned model on the same batch, before any fine-tuning."""
+    tuned: Evaluation | None
+    """The fine-tuned model on the same batch; None: it was not trained on."""
 
 
 def export_pruned_run(
@@ -59,6 +63,7 @@ def export_pruned_run(
     step: int | None = None,
     mode: str = "zero",
     reference: Reference | None = None,
+    fine_tune: int = 0,
 ) -> PrunedRun:
     """Write a run folder with some heads removed, once the folder reads back as the gated model.
 
@@ -70,47 +75,116 @@ def export_pruned_run(
         step: The checkpoint to prune; None: the trained model.
         mode: "zero" or "mean".
         reference: What a mean is folded in from; see `prune_heads`.
+        fine_tune: Steps of training that follow, by the run's recipe; see `lab.fine_tuning`. The
+            certificate is then of the pruned model as it was before them.
 
     Raises:
         ValueError: An unknown head, a folder that exists, or models that differ: nothing is left.
         OSError: If the place cannot be written or is full: nothing is left.
     """
     check_run_name(out.name)
+    require_whole("fine_tune", fine_tune, 0)
     gone = tuple(heads)
     model = load_model(run.path, step=step)
     gates = HeadGates.ablate(gone, like=model, fill=reference)
     pruned = prune_heads(model, gone, mode=mode, reference=reference)
-    gated_tensors = gates.tensors(model, [] if reference is None else [reference])
+    gated = gates.tensors(model, [] if reference is None else [reference])
+    written = fine_tuned(pruned, run.config, fine_tune) if fine_tune else pruned
     with atomic_dir(out) as folder:
-        write_run(folder, run, pruned, batch, origin(run, gates, step, mode))
+        write_run(folder, run, written, batch, origin(run, gates, step, mode, fine_tune))
         reread = load_model(folder)
-        certificate = certify(model, reread, gated_tensors, batch.tokens, mode=mode)
-        if not certificate.holds:
-            raise ValueError(
-                f"the pruned model's logits must be within {certificate.limit:g} of the gated "
-                f"model's, got {certificate.max_logit_difference:g}; nothing was written"
-            )
-        atomic_write(folder / PARITY, to_json(certificate.to_dict()))
-        seal_folder(folder)
+        certificate = certified(model, pruned if fine_tune else reread, gated, batch.tokens, mode)
+        write_certificate(folder, certificate)
     return PrunedRun(
         path=out,
         certificate=certificate,
-        gated=evaluate(model, batch, gates=gated_tensors),
-        pruned=evaluate(reread, batch),
+        gated=evaluate(model, batch, gates=gated),
+        pruned=evaluate(pruned, batch),
+        tuned=evaluate(reread, batch) if fine_tune else None,
     )
 
 
-def origin(run: Run, gates: HeadGates, step: int | None, mode: str) -> dict[str, Any]:
+def export_pruned_model(
+    model: HookedGPT,
+    heads: Iterable[tuple[int, int]],
+    out: Path,
+    tokens: Tokens,
+    *,
+    mode: str = "zero",
+    reference: Reference | None = None,
+) -> ParityCertificate:
+    """Write a model of any origin without some heads to a new folder, certified.
+
+    The folder holds config.json, model.safetensors, the tokenizer and parity.json: what
+    `HookedGPT.load` and `headlab probe` open.
+
+    Args:
+        model: Any HookedGPT; it is left as it is.
+        heads: (layer, head) pairs in original ids.
+        out: The new folder.
+        tokens: Sequences that the two models are compared and timed on.
+        mode: "zero" or "mean".
+        reference: What a mean is folded in from; see `prune_heads`.
+
+    Raises:
+        ValueError: An unknown head, a folder that exists, or models that differ: nothing is left.
+        OSError: If the place cannot be written or is full: nothing is left.
+    """
+    gates = HeadGates.ablate(heads, like=model, fill=reference)
+    gated = gates.tensors(model, [] if reference is None else [reference])
+    pruned = prune_heads(model, gates.heads, mode=mode, reference=reference)
+    with atomic_dir(out) as folder:
+        write_model(pruned, folder, {"pruned_from": removal(gates, mode)})
+        reread = load_model(folder, device=str(model.W_E.device)).train(model.training)
+        certificate = certified(model, reread, gated, tokens, mode)
+        write_certificate(folder, certificate)
+    return certificate
+
+
+def certified(
+    model: HookedGPT, pruned: HookedGPT, gates: GateTensors, tokens: Tokens, mode: str
+) -> ParityCertificate:
+    """Return the certificate of a pruned model.
+
+    Raises:
+        ValueError: It is not the gated model.
+    """
+    certificate = certify(model, pruned, gates, tokens, mode=mode)
+    if not certificate.holds:
+        raise ValueError(
+            f"the pruned model's logits must be within {certificate.limit:g} of the gated "
+            f"model's, got {certificate.max_logit_difference:g}; nothing was written"
+        )
+    return certificate
+
+
+def write_certificate(folder: Path, certificate: ParityCertificate) -> None:
+    """Put a certificate beside the weights that it vouches for."""
+    atomic_write(folder / PARITY, to_json(certificate.to_dict()))
+    seal_folder(folder)
+
+
+def removal(gates: HeadGates, mode: str) -> dict[str, Any]:
+    """Return what was removed and what stands for it, for a config.json."""
+    return {
+        "heads": [head_label(layer, head) for layer, head in gates.heads],
+        "mode": mode,
+        "reference": gates.fill,
+        "reference_sha256": gates.fill_sha256,
+    }
+
+
+def origin(
+    run: Run, gates: HeadGates, step: int | None, mode: str, fine_tune: int
+) -> dict[str, Any]:
     """Return where a pruned model comes from, for its config.json."""
     weights = WEIGHTS if step is None else f"{CHECKPOINTS}/{step_name(step)}/{WEIGHTS}"
     return {
         "run": run.name,
         "step": run.steps[-1] if step is None else step,
         "weights_sha256": run.files[weights].sha256,
-        "heads": [head_label(layer, head) for layer, head in gates.heads],
-        "mode": mode,
-        "reference": gates.fill,
-        "reference_sha256": gates.fill_sha256,
+        **removal(gates, mode),
+        "fine_tuned_steps": fine_tune,
         "parent": run.info.get("pruned_from"),
     }
 
@@ -126,16 +200,17 @@ def write_run(
     described |= {"git_sha": git_sha(), "versions": versions(), "pruned_from": dict(pruned_from)}
     atomic_write(folder / CONFIG, to_json(described))
     measured = evaluate(pruned, batch)
+    step = pruned_from["step"] + pruned_from["fine_tuned_steps"]
     row = {
         **dict.fromkeys(METRIC_COLUMNS, math.nan),
-        "step": pruned_from["step"],
+        "step": step,
         "eval_loss": measured.loss,
         "token_accuracy": measured.token_accuracy,
         "exact_match": measured.exact_match,
     }
     table = ",".join(METRIC_COLUMNS) + "\n" + metrics_row(row)
     atomic_write(folder / METRICS, table.encode("ascii"))
-    checkpoint = folder / CHECKPOINTS / step_name(pruned_from["step"])
+    checkpoint = folder / CHECKPOINTS / step_name(step)
     save_model(pruned, checkpoint)
     atomic_write(folder / WEIGHTS, (checkpoint / WEIGHTS).read_bytes())
     seal_folder(folder)

@@ -10,6 +10,7 @@ import torch
 from lab.checkpoint import load_model
 from lab.config import ModelConfig, TrainConfig
 from lab.gates import HeadGates
+from lab.model import HookedGPT
 from lab.presets import get_preset
 from lab.runs import Run, list_runs, open_run
 from lab.tasks.base import Batch
@@ -17,7 +18,7 @@ from lab.tasks.registry import get_task
 from lab.training import train
 from probes import pruned_run
 from probes.ablation import mean_reference
-from probes.pruned_run import export_pruned_run
+from probes.pruned_run import export_pruned_model, export_pruned_run
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +91,87 @@ def test_nothing_is_left_when_it_cannot_be(
     with pytest.raises(ValueError, match=r"logits must be within 1e-05 of the gated"):
         export_pruned_run(trained, [(0, 0)], tmp_path / "b", batch)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["taken"]
+
+
+def test_fine_tuning_follows_the_certificate(trained: Run, batch: Batch, tmp_path: Path) -> None:
+    heads = [(0, 0), (1, 0), (1, 1), (1, 2)]
+    plain = export_pruned_run(trained, heads, tmp_path / "plain", batch)
+    tuned = export_pruned_run(trained, heads, tmp_path / "tuned", batch, fine_tune=30)
+    assert plain.tuned is None and tuned.tuned is not None
+    assert tuned.pruned == plain.pruned
+    assert tuned.certificate.max_logit_difference == plain.certificate.max_logit_difference
+    assert tuned.tuned.loss < tuned.pruned.loss
+    run = open_run(tmp_path / "tuned")
+    assert run.steps == (34,) and run.metrics()[-1]["step"] == 34
+    assert run.info["pruned_from"]["fine_tuned_steps"] == 30
+    assert run.metrics()[-1]["eval_loss"] == pytest.approx(tuned.tuned.loss)
+    model = load_model(run.path)
+    assert model.config.kept_heads == ((1, 2), ())
+    # The same steps again give the same bits; the parent is as it was.
+    again = export_pruned_run(trained, heads, tmp_path / "again", batch, fine_tune=30)
+    assert torch.equal(load_model(again.path)(batch.tokens), model(batch.tokens))
+    assert open_run(trained.path).files == trained.files
+
+
+class TestFolderOfAForeignModel:
+    """A model that is no run: its folder opens everywhere, with its tokenizer."""
+
+    @pytest.fixture
+    def model(self) -> HookedGPT:
+        from tokenizers import Tokenizer, models, processors
+        from transformers import PreTrainedTokenizerFast
+
+        config = ModelConfig(
+            n_layers=2, n_heads=4, n_key_value_heads=2, d_model=16, d_vocab=28, n_ctx=12
+        )
+        model = HookedGPT(config).double().eval()
+        words = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2}, unk_token="a"))
+        words.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+        model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
+        model.cfg.default_prepend_bos = True  # as from_pretrained finds it
+        model.provenance = "a model of this test"
+        return model
+
+    def test_opens_again_as_the_gated_model(
+        self, model: HookedGPT, batch: Batch, tmp_path: Path
+    ) -> None:
+        heads = [(0, 3), (1, 0), (1, 1)]
+        proof = export_pruned_model(model, heads, tmp_path / "small", batch.tokens)
+        assert proof.holds and proof.limit < 1e-11 and proof.heads == "L0H3,L1H0,L1H1"
+        assert proof.cache_bytes_before - proof.cache_bytes_after == 2 * 4 * 8
+        small = HookedGPT.load(tmp_path / "small")
+        gates = HeadGates.ablate(heads, like=model)
+        difference = (small(batch.tokens) - model(batch.tokens, gates=gates)).abs().max().item()
+        assert difference == proof.max_logit_difference
+        assert small.provenance == model.provenance
+        assert small.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+        assert small.to_tokens("a").tolist() == model.to_tokens("a").tolist() == [[0, 1]]
+        written = json.loads((tmp_path / "small" / "parity.json").read_text())
+        assert written == proof.to_dict()
+        told = json.loads((tmp_path / "small" / "config.json").read_text())["pruned_from"]
+        assert told["heads"] == ["L0H3", "L1H0", "L1H1"] and told["mode"] == "zero"
+        again = export_pruned_model(small, [(0, 2)], tmp_path / "again", batch.tokens)
+        assert again.heads == "L0H2,L0H3,L1H0,L1H1"
+
+    def test_headlab_probe_reads_it(
+        self,
+        model: HookedGPT,
+        batch: Batch,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        from apps.cli import main
+
+        export_pruned_model(model, [(0, 3), (1, 0)], tmp_path / "small", batch.tokens)
+        assert main(["probe", str(tmp_path / "small"), "--sequences", "4"]) == 0
+        out = capsys.readouterr().out
+        assert "L0H2" in out and "L1H3" in out
+        assert "L0H3" not in out and "L1H0" not in out
+
+    def test_nothing_is_left_of_a_model_that_differs(
+        self, model: HookedGPT, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pruned_run, "prune_heads", lambda model, heads, **given: model)
+        with pytest.raises(ValueError, match=r"logits must be within .* nothing was written"):
+            export_pruned_model(model, [(0, 0)], tmp_path / "small", batch.tokens)
+        assert not list(tmp_path.iterdir())
