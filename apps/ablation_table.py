@@ -168,11 +168,16 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def metric_name(row: Row) -> str:
+    """Write a metric as people say it."""
+    return TITLES.get(row["metric"], str(row["metric"]))
+
+
 def metric_title(row: Row) -> str:
     """Write a metric as people say it, with its unit.
 
     >>> metric_title({"metric": "loss", "unit": "nats"})
     'loss (nats)'
     """
-    name = TITLES.get(row["metric"], str(row["metric"]))
+    name = metric_name(row)
     return name if row["unit"] in ("", "share") else f"{name} ({row['unit']})"

@@ -27,6 +27,7 @@ MAKES_SMALLER = {
     "train": "make the model, the length or --batch-size smaller",
     "probe": "take fewer or shorter sequences (--sequences, --text, --jsonl or --ids)",
     "ablate": "make --sequences smaller",
+    "importance": "make --sequences smaller",
     "feeders": "make --sequences smaller",
     "prune": "make --sequences smaller",
 }
@@ -57,6 +58,11 @@ COMMANDS = (
     ),
     CommandEntry(
         "ablate", "measure what breaks without heads of a model", "apps.commands.ablate:run_ablate"
+    ),
+    CommandEntry(
+        "importance",
+        "estimate what each head is worth, and how far that can be trusted",
+        "apps.commands.importance:run_importance",
     ),
     CommandEntry(
         "feeders",

@@ -76,7 +76,7 @@ def test_help_and_runs_import_nothing_heavy(studio_home: Path) -> None:
 
 ERRORS = {
     ("trian",): "unknown command 'trian'; choose from ablate, app, card, demo, feeders, "
-    "generate, probe, prune, report, runs, train (did you mean 'train'?)",
+    "generate, importance, probe, prune, report, runs, train (did you mean 'train'?)",
     ("train",): "preset must be named, got none; try `headlab train reversal`, or "
     "`headlab train --resume RUN` to go on with a run",
     ("train", "reversl"): "unknown preset 'reversl'; choose from copy, induction, reversal, "

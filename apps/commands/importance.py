@@ -1,0 +1,153 @@
+"""`headlab importance`: a first-order preview of every ablation, and how far it can be trusted."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
+
+from apps.commands.arguments import check_out, fill_in, listed
+from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
+from apps.console import say, say_heading
+from apps.importance_table import say_agreement, say_importance
+from apps.long_work import long_work
+from apps.opened_run import SEQUENCES
+from apps.output_folder import write_and_say
+from apps.scored_input import (
+    REPEATED_SEQUENCES,
+    ScoredInput,
+    ablation_facts,
+    ablation_of,
+    scored_input,
+)
+from apps.subject import Subject, open_subject
+from lab.packaged import KNOWN
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    ("exact", "what the metric changes by without the head: one pass a head"),
+    ("estimate", "the same to first order (attribution patching): two passes for all heads"),
+    ("importance", "|d metric / d gate| (Michel et al. 2019), which has no sign"),
+)
+REDUCTIONS = (
+    ("example", "absolute value of each sequence, then the mean: the paper"),
+    ("token", "absolute value of each token: the authors' code"),
+    ("batch", "absolute value of the sum of all: sequences that disagree cancel"),
+)
+
+ABOUT = f"""
+Estimate how important each head is from one gradient, and compare the estimate
+with exact ablations on this very model.
+
+  headlab importance reversal
+  headlab importance {next(iter(KNOWN))} --no-exact
+
+{WHAT_THERE_IS}
+
+A model that answers everything right has no loss to lose, and no gradient: its
+margin is taken, the logit of the right token less the largest other one.
+
+columns:
+{listed(COLUMNS)}
+
+--reduce:
+{listed(REDUCTIONS)}
+
+--normalise layer makes heads of an idle layer look as important as those that
+work; look at both.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceForm(SubjectForm):
+    """What `headlab importance` asks for."""
+
+    sequences: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Sequences to measure on.",
+            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, "
+            f"{REPEATED_SEQUENCES} repeated ones)",
+        ),
+    ] = None
+    metric: Annotated[
+        Literal["auto", "loss", "margin"],
+        arg(help="What is to change; auto: the margin where 99 %% of tokens are right, else loss."),
+    ] = "auto"
+    reduce: Annotated[
+        Literal["example", "token", "batch"], arg(help="How absolute values are added, see above.")
+    ] = "example"
+    normalise: Annotated[
+        Literal["none", "layer", "param"],
+        arg(help="What importance is divided by: nothing, its layer's, the head's parameters."),
+    ] = "none"
+    exact: bool = True
+    """Ablate every head too, and say how far the estimates agree."""
+    all_heads: bool = False
+    """Show every head of a large model."""
+
+
+def run_importance(arguments: list[str]) -> int:
+    """Print first-order importance beside exact ablations, and write both where asked."""
+    form = fill_in(ImportanceForm, arguments, command="importance", about=ABOUT)
+    form.check_numbers()
+    out = None if form.out is None else check_out(form.out)
+    subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
+    if not subject.n_heads:
+        say(f"{subject.title}; every head was pruned, so there is none to look at")
+        return 0
+    chosen = scored_input(subject, form)
+    tables = measured(form, subject, chosen)
+    from probes.tables import json_rows
+
+    rows = {name: json_rows(frame) for name, frame in tables.items()}
+    facts = [*chosen.facts, *ablation_facts(chosen, "zero")]
+    say_heading(subject.title, facts)
+    say_importance(rows["importance"], rows.get("first_order"), everything=form.all_heads)
+    if "agreement" in rows:
+        say()
+        say_agreement(rows["agreement"])
+    if out is not None:
+        told = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
+        write_and_say(out, tables, drawn(tables), told)
+    return 0
+
+
+def measured(
+    form: ImportanceForm, subject: Subject, chosen: ScoredInput
+) -> "dict[str, pd.DataFrame]":
+    """Return the tables by name; exact ablations only where they are asked for."""
+    from probes.first_order import first_order_study
+    from probes.importance import head_importance
+    from probes.pruning_curve import metric_for
+
+    model, batch = subject.model, chosen.batch
+    metric = metric_for(model, batch) if form.metric == "auto" else form.metric
+    tables = {
+        "importance": head_importance(
+            model, batch, form.reduce, form.normalise, metric, seed=form.seed
+        )
+    }
+    if not form.exact:
+        return tables
+    asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
+    with long_work("ablating each head", *asked, device=model.W_E.device) as work:
+        study = first_order_study(
+            model,
+            batch,
+            ablation_of(subject, chosen, "zero"),
+            metric,
+            seed=form.seed,
+            progress=work["progress"],
+            ledger=work["ledger"],
+        )
+    return {**tables, "first_order": study.heads, "agreement": study.agreement}
+
+
+def drawn(tables: "dict[str, pd.DataFrame]") -> "dict[str, Figure]":
+    """Draw the estimates against the exact changes, where there are any."""
+    return {}
