@@ -6,7 +6,7 @@ heads are read from q and k, so that no matrix is built. Which sets are run is d
 `probes.feeders`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -43,7 +43,8 @@ class FeederRuns:
     """What was left without each set, sequence by sequence; run 0 is the whole model."""
 
     scores: Float64[np.ndarray, "batch run target"]
-    """Attention of each target on what followed the first copy of a token, mean over rows."""
+    """Attention of each target on what followed the first copy of a token, mean over rows; of a
+    target that stands below the set, which cannot reach it, 0."""
     losses: Float64[np.ndarray, "batch run"]
     """Mean of -ln p of the tokens of the second copy, in nats."""
     frozen_losses: Float64[np.ndarray, "batch run"]
@@ -86,13 +87,14 @@ def feeder_runs(
         rows = slice(start, start + step)
         tokens = pair.tokens[rows].to(model_device(model))
         some = SomeRuns(model=model, pair=pair, tokens=tokens, targets=tuple(targets))
+        patterns = some.whole_patterns() if frozen else {}
         for layer, residual, runs in some.entries(sets):
             without = [sets[i] for i in runs]
             own_scores, own_losses = some.run(residual, layer, without, ablation)
             scores[rows, runs] = own_scores.transpose(0, 1).numpy()
             losses[rows, runs] = own_losses.T.numpy()
             if frozen:
-                with some.frozen_attention():
+                with some.frozen_attention(patterns):
                     _, own_losses = some.run(residual, layer, without, ablation)
             frozen_losses[rows, runs] = own_losses.T.numpy() if frozen else np.nan
             done += len(runs)
@@ -137,7 +139,7 @@ class SomeRuns:
             ablation: What happens to them.
         """
         model, n = self.model, len(sets)
-        g = set_gates(model.config, sets, len(self.tokens), ablation)
+        g = set_gates(model.config, sets, self.tokens, ablation)
         stacked = repeat(residual, "batch pos d_model -> (run batch) pos d_model", run=n)
         fills = ablation.fills()
         scores = torch.zeros(len(stacked), len(self.targets), dtype=torch.float64)
@@ -152,9 +154,8 @@ class SomeRuns:
             )
             losses += self.losses(final)
         by_run = (n, len(self.tokens))
-        return (scores / len(fills)).unflatten(0, by_run), (losses / len(fills)).unflatten(
-            0, by_run
-        )
+        scores, losses = ((own / len(fills)).unflatten(0, by_run) for own in (scores, losses))
+        return scores, losses
 
     def observer(self, scores: Float64[Tensor, "row target"]) -> Observer:
         """Return what adds the targets' scores to a tensor, as their layers come by."""
@@ -184,20 +185,26 @@ class SomeRuns:
             parts.append(losses.cpu().double().mean(dim=1))
         return torch.cat(parts)
 
+    def whole_patterns(self) -> dict[str, Pattern]:
+        """Return every attention matrix of the whole model, by the name of its hook point."""
+        names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(self.model.config.n_layers)]
+        _, patterns = self.model.run_with_cache(
+            self.tokens, names_filter=names, return_type=None, return_cache_object=False
+        )
+        return patterns
+
     @contextmanager
-    def frozen_attention(self) -> Iterator[None]:
+    def frozen_attention(self, patterns: Mapping[str, Pattern]) -> Iterator[None]:
         """Let every layer attend as the whole model does, whatever reaches it.
 
         Source: Olsson et al. 2022, pattern-preserving ablation.
         """
-        names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(self.model.config.n_layers)]
-        _, cache = self.model.run_with_cache(self.tokens, names_filter=names, return_type=None)
 
         def keep(pattern: Pattern, hook: HookPoint) -> Pattern:
-            whole: Pattern = cache[str(hook.name)]
+            whole = patterns[str(hook.name)]
             return whole.repeat(len(pattern) // len(whole), 1, 1, 1)
 
-        with self.model.hooks(fwd_hooks=[(name, keep) for name in names]):
+        with self.model.hooks(fwd_hooks=[(name, keep) for name in patterns]):
             yield
 
 
@@ -208,11 +215,14 @@ def induction_means(reads: LayerReads, pair: PairedInput) -> Float64[Tensor, "ba
 
 
 def set_gates(
-    config: ModelConfig, sets: Sequence[HeadSet], batch: int, ablation: Ablation
+    config: ModelConfig, sets: Sequence[HeadSet], tokens: Tokens, ablation: Ablation
 ) -> Float[Tensor, "layer row #pos head"]:
     """Return the gates of several sets, one below the other along the batch."""
-    n_pos = 1 if ablation.positions is None else config.n_ctx
-    where = slice(None) if ablation.positions is None else list(ablation.positions)
+    (batch, n_pos), where = tokens.shape, slice(None)
+    if ablation.positions is None:
+        n_pos = 1
+    else:
+        where = [position for position in ablation.positions if position < n_pos]
     g = torch.ones(config.n_layers, len(sets) * batch, n_pos, config.n_heads)
     for i, heads in enumerate(sets):
         for layer, head in heads:
