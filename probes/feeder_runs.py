@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from einops import repeat
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
-from lab.config import ModelConfig
 from lab.gates import GateTensors
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
@@ -29,7 +28,7 @@ from probes.matched_sets import Head
 from probes.pattern_reads import LayerReads
 from probes.reads import Observer, model_device, require_unhooked
 from probes.sweep import Ablation, HeadSet, Progress
-from probes.sweep_runs import TOKENS_AT_ONCE
+from probes.sweep_runs import TOKENS_AT_ONCE, repeated, set_gates
 
 LOGITS_AT_ONCE = 2**26
 """Logits that are computed at once: 256 MB in float32."""
@@ -139,7 +138,8 @@ class SomeRuns:
             ablation: What happens to them.
         """
         model, n = self.model, len(sets)
-        g = set_gates(model.config, sets, self.tokens, ablation)
+        n_pos = self.tokens.shape[1]
+        g = set_gates(model.config, sets, ablation.value, ablation.positions, n_pos)
         stacked = repeat(residual, "batch pos d_model -> (run batch) pos d_model", run=n)
         fills = ablation.fills()
         scores = torch.zeros(len(stacked), len(self.targets), dtype=torch.float64)
@@ -147,7 +147,7 @@ class SomeRuns:
         for fill in fills:
             final = model.forward(
                 stacked,
-                gates=GateTensors(g=g, fill=fill),
+                gates=repeated(GateTensors(g=g, fill=fill), len(self.tokens)),
                 observe=self.observer(scores),
                 start_at_layer=layer,
                 stop_at_layer=model.config.n_layers,
@@ -212,19 +212,3 @@ def induction_means(reads: LayerReads, pair: PairedInput) -> Float64[Tensor, "ba
     """Return the attention on what followed the first copy of a token, mean over rows."""
     rows, keys = pair_rows(pair)
     return reads.cells(rows, keys[-1]).cpu().double().mean(dim=-1)
-
-
-def set_gates(
-    config: ModelConfig, sets: Sequence[HeadSet], tokens: Tokens, ablation: Ablation
-) -> Float[Tensor, "layer row #pos head"]:
-    """Return the gates of several sets, one below the other along the batch."""
-    (batch, n_pos), where = tokens.shape, slice(None)
-    if ablation.positions is None:
-        n_pos = 1
-    else:
-        where = [position for position in ablation.positions if position < n_pos]
-    g = torch.ones(config.n_layers, len(sets) * batch, n_pos, config.n_heads)
-    for i, heads in enumerate(sets):
-        for layer, head in heads:
-            g[layer, i * batch : (i + 1) * batch, where, head] = ablation.value
-    return g

@@ -66,13 +66,8 @@ class Request:
 
     def gates(self, sets: Sequence[HeadSet], fill: int) -> GateTensors:
         """Return one gate a run for these sets; their batch axis counts runs."""
-        config = self.model.config
-        n_pos = 1 if self.positions is None else config.n_ctx
-        where = slice(None) if self.positions is None else list(self.positions)
-        g = torch.ones(config.n_layers, len(sets), n_pos, config.n_heads)
-        for run, heads in enumerate(sets):
-            for layer, head in heads:
-                g[layer, run, where, head] = self.value
+        n_pos = self.batch.tokens.shape[1]
+        g = set_gates(self.model.config, sets, self.value, self.positions, n_pos)
         return GateTensors(g=g, fill=self.fills[fill])
 
 
@@ -219,6 +214,24 @@ def layer_edits(
             edits.append(edit)
             moved.append(i)
     return torch.stack(edits) if edits else dz.new_zeros(0, *half.residual.shape), moved
+
+
+def set_gates(
+    config: ModelConfig,
+    sets: Sequence[HeadSet],
+    value: float,
+    positions: tuple[int, ...] | None,
+    n_pos: int,
+) -> Float[Tensor, "layer run #pos head"]:
+    """Return one gate a run for sets of heads, at some positions of so many, or at all."""
+    where: slice | list[int] = slice(None)
+    if positions is not None:  # n_ctx of them would take memory that few sequences need
+        where = [position for position in positions if position < n_pos]
+    g = torch.ones(config.n_layers, len(sets), 1 if positions is None else n_pos, config.n_heads)
+    for run, heads in enumerate(sets):
+        for layer, head in heads:
+            g[layer, run, where, head] = value
+    return g
 
 
 def repeated(gates: GateTensors, batch: int) -> GateTensors:
