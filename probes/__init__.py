@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
     from probes.shapley import shapley_values
+    from probes.self_repair import repair_split
     from probes.sweep import Ablation, sweep_sets
     from probes.values import head_values
 
@@ -77,6 +78,7 @@ __all__ = [
     "pruning_curve",
     "random_band",
     "removable",
+    "repair_split",
     "repeated_batch",
     "repeated_pair",
     "score_heads",
@@ -123,6 +125,7 @@ WHERE = {
     "pruning_curve": "probes.pruning_curve",
     "random_band": "probes.pruning_curve",
     "removable": "probes.pruning_curve",
+    "repair_split": "probes.self_repair",
     "repeated_batch": "probes.inputs",
     "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",

@@ -133,6 +133,27 @@ AGREEMENT = Schema(
     ),
 )
 
+SELF_REPAIR = Schema(
+    name="self_repair",
+    version=1,
+    columns=(
+        LAYER,
+        Column(name="head", kind="whole or none", meaning="head; none: several together"),
+        Column(name="heads", kind="text", meaning="all heads that go"),
+        Column(name="metric", kind="text", meaning="name of what is measured"),
+        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
+        Column(name="norm", kind="text", meaning="the last norm's scale: free, or frozen"),
+        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
+        Column(name="direct", kind="number", meaning="how much worse by the head's writing alone"),
+        Column(name="total", kind="number", meaning="how much worse once all has reacted"),
+        Column(name="repair", kind="number", meaning="direct - total: what others make up for"),
+        Column(name="ci_low", kind="number", meaning="lower end of the interval of repair"),
+        Column(name="ci_high", kind="number", meaning="upper end of the interval of repair"),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
 COMPOSITION = Schema(
     name="composition",
     version=1,
@@ -412,6 +433,7 @@ CAUSE_SCHEMAS = (
     ESTIMATES,
     FIRST_ORDER,
     AGREEMENT,
+    SELF_REPAIR,
     COMPOSITION,
     SHAPLEY,
     REDUNDANCY,
