@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from probes.redundancy import head_redundancy, label_groups
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
-    from probes.shapley import shapley_values
     from probes.self_repair import repair_split
+    from probes.shapley import shapley_values
     from probes.sweep import Ablation, sweep_sets
     from probes.values import head_values
 
