@@ -26,6 +26,9 @@ FEW_BARS = 16
 MANY_BARS = 60
 """Beyond this many, their names are small print."""
 
+WIDEST = 24.0
+"""Inches that no chart of bars is wider than."""
+
 LADDER: tuple[str, ...] = ("preceder", "duplicate", "induction")
 """Probes of the tokens before, on and after the earlier copy of a row's token."""
 
@@ -46,29 +49,45 @@ RUNGS: Mapping[str, str] = MappingProxyType(
 
 RUNG_COLOURS = ("#56b4e9", "#e69f00", "#0b5c94")
 
-METRIC_LABELS = {
-    "loss": "change in loss (nats)",
-    "token_accuracy": "change in token accuracy",
-    "exact_match": "change in exact match",
-}
+
+def change_label(metric: str, unit: str, worse: str = "") -> str:
+    """Return what an axis of changes says: of which metric, in which unit, and which way is worse.
+
+    >>> change_label("loss", "nats", "orange"), change_label("exact_match", "share")
+    ('change in loss (nats; orange is worse)', 'change in exact match')
+    """
+    notes = ["" if unit == "share" else unit, f"{worse} is worse" if worse else ""]
+    said = "; ".join(note for note in notes if note)
+    return f"change in {metric.replace('_', ' ')}" + (f" ({said})" if said else "")
+
+
+def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of one metric.
+
+    Raises:
+        ValueError: The table has none.
+    """
+    rows = frame[frame["metric"] == metric]
+    if rows.empty:
+        raise ValueError(unknown_name("metric of this table", metric, frame["metric"].unique()))
+    return rows
 
 
 def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None = None) -> Axes:
-    """Draw what each ablation changes: heads in blue, whole layers in orange, with 95 % intervals.
+    """Draw what each ablation changes: heads in blue, sets of them in orange, with 95 % intervals.
 
     Args:
         frame: The table of ablation_sweep.
         metric: One of its metrics.
         ax: Where to draw; None: a new figure.
     """
-    rows = frame[frame["metric"] == metric]
-    if rows.empty:
-        raise ValueError(unknown_name("metric of this table", metric, frame["metric"].unique()))
-    ax = own_axes(ax, 1.8 + 0.62 * len(rows), 3.8)
+    rows = of_metric(frame, metric)
+    ax = own_axes(ax, min(1.8 + 0.62 * len(rows), WIDEST), 3.8)
     whole = rows["head"].isna().to_numpy()
+    layers = rows[~whole].groupby("layer")["heads"].agg(",".join)
     names = [
-        f"all of\nlayer {layer}" if everything else head_label(layer, int(head))
-        for layer, head, everything in zip(rows["layer"], rows["head"], whole, strict=True)
+        set_name(heads, layer, layers.get(layer)) if several else heads
+        for layer, heads, several in zip(rows["layer"], rows["heads"], whole, strict=True)
     ]
     delta = rows["delta"].to_numpy()
     places = np.arange(len(rows))
@@ -80,12 +99,13 @@ def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None 
     if len(rows) > MANY_BARS:
         ax.tick_params(axis="x", labelsize=5)
     mode = str(rows["mode"].iloc[0])
-    gap = "zeros" if mode == "zero" else "its mean"
+    gap = {"zero": "zeros", "mean": "its mean", "resample": "another sequence's"}[mode]
     headline(ax, f"Without a head ({gap} instead)")
     if len(rows) <= FEW_BARS:
         label_bars(ax, delta, rows["ci_low"].fillna(0).tolist(), rows["ci_high"].fillna(0).tolist())
-    ax.set_ylabel(METRIC_LABELS[metric], color=INK)
-    if metric != "loss":
+    unit = str(rows["unit"].iloc[0])
+    ax.set_ylabel(change_label(metric, unit), color=INK)
+    if unit == "share":
         ax.set_ylim(-1.15, 0.15 + max(0.0, delta.max()))
     else:
         ax.margins(y=0.12)
@@ -94,6 +114,14 @@ def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None 
     tidy(ax)
     ax.tick_params(axis="x", length=0)
     return ax
+
+
+def set_name(heads: str, layer: int, all_heads: str | None) -> str:
+    """Return what a bar of several heads is called: its layer, if they are all that it has."""
+    if heads == all_heads:
+        return f"all of\nlayer {layer}"
+    named = heads.split(",")
+    return "\n".join([*named[:3], "..."] if len(named) > 4 else named)
 
 
 def label_bars(ax: Axes, delta: np.ndarray, low: Sequence[float], high: Sequence[float]) -> None:

@@ -40,6 +40,10 @@ PROBABILITY = LinearSegmentedColormap.from_list(
     "probability", ["#ffffff", "#cfe3f2", "#7fb6dc", "#2f7fbc", "#0b4f86", "#062c4f"]
 )
 """White is 0, dark blue is 1; lightness falls all the way."""
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", ["#062c4f", "#0b5c94", "#7fb6dc", "#ffffff", "#f2a978", "#d55e00", "#7a3300"]
+)
+"""White is 0, orange above and blue below it, darker both ways."""
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -1,6 +1,7 @@
-"""Grids of heads coloured by a number: layers down, heads across, white 0 to dark 1."""
+"""Grids of heads coloured by a number: layers down, heads across; white is 0."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,11 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
 from lab.naming import unknown_name
-from probes.plots.canvas import FAINT, HIDDEN, INK, PROBABILITY, own_axes
+from probes.plots.canvas import FAINT, HIDDEN, INK, MUTED, PROBABILITY, SIGNED, ink_on, own_axes
 from probes.registry import get_probe
 
 FEW_COLUMNS = 16
 """Up to this many heads, cells have room for their numbers."""
+MANY_CELLS = 64
+"""Beyond this many, a signed scale ends before the largest number."""
 
 
 def plot_head_grid(frame: pd.DataFrame, *, probe: str, ax: Axes | None = None) -> Axes:
@@ -86,3 +89,59 @@ def write_scores(ax: Axes, grid: pd.DataFrame) -> None:
                     fontsize=11 if grid.shape[1] <= 8 else 7,
                     color="white" if score > 0.55 else INK,
                 )
+
+
+def draw_signed(
+    ax: Axes,
+    grid: pd.DataFrame,
+    label: str,
+    *,
+    most: float | None = None,
+    flip: bool = False,
+    doubtful: Any = None,
+) -> None:
+    """Draw a grid of numbers around 0 with its scale: orange above, white 0, blue below.
+
+    Args:
+        ax: Where to draw.
+        grid: The numbers, first row on top; a missing one stays the ground's colour.
+        label: What the numbers are, with their unit.
+        most: Size at which colours end; None: the largest, or of more than 64 cells one that 1 %
+            of them exceed, so that a single cell does not make all others white.
+        flip: Orange below 0 and blue above it.
+        doubtful: Cells of the same shape whose numbers are written in grey; None: none.
+    """
+    values = grid.to_numpy(dtype=float)
+    sizes = np.abs(values[np.isfinite(values)])
+    largest = float(sizes.max(initial=0.0))
+    if most is None:
+        most = float(np.quantile(sizes, 0.99)) if sizes.size > MANY_CELLS else largest
+    most = most or 1.0
+    colours = SIGNED.reversed() if flip else SIGNED
+    mesh = ax.pcolormesh(
+        values, cmap=colours, vmin=-most, vmax=most, edgecolors=FAINT, linewidth=0.8
+    )
+    ax.set_facecolor(HIDDEN)
+    ax.set_xlim(0, grid.shape[1])
+    ax.set_ylim(grid.shape[0], 0)
+    bar = ax.figure.colorbar(
+        mesh, ax=ax, shrink=0.8, extend="both" if largest > most else "neither"
+    )
+    bar.set_label(label, color=INK)
+    bar.ax.tick_params(length=0, colors=INK)
+    if grid.shape[1] > FEW_COLUMNS:
+        return
+    form = ".2f" if largest >= 0.095 else ".3f" if largest >= 0.0095 else ".0e"
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            ground = colours(0.5 + 0.5 * float(np.clip(value / most, -1, 1)))
+            faint = doubtful is not None and bool(doubtful[row, column])
+            ax.text(
+                column + 0.5,
+                row + 0.5,
+                f"{value:z{form}}",
+                ha="center",
+                va="center",
+                fontsize=10 if grid.shape[1] <= 9 else 7,
+                color=MUTED if faint else ink_on(ground),
+            )

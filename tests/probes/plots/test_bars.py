@@ -7,7 +7,7 @@ import pytest
 from matplotlib.container import BarContainer
 
 from probes import plots
-from probes.ablation import ablation_sweep
+from probes.ablation import ablation_sweep, head_donors
 from probes.heads import score_heads
 from probes.plots.bars import LADDER, RUNGS, STRIPES
 from probes.plots.canvas import ORANGE
@@ -83,3 +83,16 @@ def test_what_is_not_in_the_table_is_refused(small_model, repeating_batch):
         plots.plot_ablation(loss, metric="exact_match")
     with pytest.raises(ValueError, match=r"unknown probe of this table 'sources'; choose from fi"):
         plots.plot_ladder(score_heads(small_model, repeating_batch, ["first"]), probes=STRIPES)
+
+
+def test_every_metric_and_mode_can_be_drawn(small_model, repeating_batch):
+    donors = head_donors(small_model, repeating_batch)
+    frame = ablation_sweep(
+        small_model, repeating_batch, "resample", donors=donors, metrics=["kl", "margin"]
+    )
+    ax = plots.plot_ablation(frame, metric="margin")
+    assert ax.get_ylabel() == "change in margin (logit)"
+    assert ax.get_title(loc="left") == "Without a head (another sequence's instead)"
+    part = ablation_sweep(small_model, repeating_batch, sets=[[(0, 0)], [(0, 1)], [(0, 0), (0, 1)]])
+    names = [label.get_text() for label in plots.plot_ablation(part).get_xticklabels()]
+    assert names == ["L0H0", "L0H1", "all of\nlayer 0"]

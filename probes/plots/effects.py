@@ -1,0 +1,183 @@
+"""What ablations change: a grid of all heads, a group's heads one by one and together."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from lab.naming import head_label, unknown_name
+from probes.metrics import METRICS
+from probes.plots.bars import change_label, of_metric
+from probes.plots.canvas import (
+    BLUE,
+    FAINT,
+    INK,
+    MUTED,
+    ORANGE,
+    headline,
+    legend_beside,
+    own_axes,
+    tidy,
+)
+from probes.plots.grids import draw_signed, number_axes
+
+SKY = "#56b4e9"
+"""Okabe and Ito's light blue, beside BLUE and ORANGE."""
+
+
+def better_way(metric: str) -> str | None:
+    """Return which way of a metric is better: lower, higher, or None of an unknown one."""
+    return {known.name: known.better for known in METRICS}.get(metric)
+
+
+def change_axis(metric: str, unit: str) -> str:
+    """Return the name of an axis along which a metric's changes are drawn upwards."""
+    worse = {"lower": "up", "higher": "down", None: ""}[better_way(metric)]
+    return change_label(metric, unit, worse)
+
+
+def plot_effects(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None = None) -> Axes:
+    """Draw what each head's ablation changes: layers down, heads across, white where it is nothing.
+
+    Orange is worse, blue better, of a metric that is known. Grey numbers are of heads whose 95 %
+    interval holds 0.
+
+    Args:
+        frame: The table of ablation_sweep.
+        metric: One of its metrics.
+        ax: Where to draw; None: a new figure.
+    """
+    rows = of_metric(frame, metric)
+    rows = rows[rows["head"].notna()]
+    if rows.empty:
+        raise ValueError("a table must have rows of single heads to be a grid, got sets only")
+    grid, low, high = (
+        rows.pivot(index="layer", columns="head", values=name)
+        for name in ("delta", "ci_low", "ci_high")
+    )
+    many = grid.shape[0] > 16
+    ax = own_axes(
+        ax, 2.4 + (0.5 if many else 0.75) * grid.shape[1], 1.0 + (0.3 if many else 0.7) * len(grid)
+    )
+    better, unit = better_way(metric), str(rows["unit"].iloc[0])
+    doubtful = (low.to_numpy(dtype=float) <= 0) & (high.to_numpy(dtype=float) >= 0)
+    label = change_label(metric, unit, "" if better is None else "orange").replace(" (", "\n(")
+    draw_signed(ax, grid, label, flip=better == "higher", doubtful=doubtful)
+    number_axes(ax, grid.index.tolist(), grid.columns.tolist())
+    if many:
+        ax.set_aspect("auto")
+    headline(ax, "What breaks without one head")
+    return ax
+
+
+def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Axes:
+    """Draw a group's heads, ablated one by one and added up, beside all of them together.
+
+    Where the last bar is larger than the one before it, the heads stand in for each other. Of the
+    controls, as many other heads, the bar is the mean and the whisker the range; the other whiskers
+    are 95 % intervals.
+
+    Args:
+        frame: The table of head_redundancy.
+        group: One of its groups.
+        ax: Where to draw; None: a new figure.
+    """
+    rows = frame[frame["group"] == group]
+    if rows.empty:
+        raise ValueError(unknown_name("group of this table", group, frame["group"].unique()))
+    whole = rows[rows["head"].isna()].iloc[0]
+    heads = rows[rows["head"].notna()]
+    names = head_names(heads)
+    delta = heads["delta"].to_numpy()
+    starts = np.concatenate([[0.0], np.cumsum(delta)[:-1]])
+    ax = own_axes(ax, 4.4 + 0.7 * len(rows), 4.2)
+    places = np.arange(len(heads))
+    ax.bar(places, delta, bottom=starts, width=0.7, color=BLUE, zorder=2, gid="single")
+    low, high = (heads[name].to_numpy() for name in ("ci_low", "ci_high"))
+    whiskers(ax, places, starts + delta, starts + low, starts + high)
+    ax.hlines(np.cumsum(delta), places + 0.35, places + 1.0, color=MUTED, linewidth=1, zorder=1)
+    after = len(heads) + np.arange(3)
+    values, low, high = (
+        whole[names].to_numpy(dtype=float)
+        for names in (
+            ["singles", "delta", "control"],
+            ["singles", "ci_low", "control_low"],
+            ["singles", "ci_high", "control_high"],
+        )
+    )
+    ax.bar(after, values, width=0.7, color=[SKY, ORANGE, FAINT], zorder=2, gid="together")
+    whiskers(ax, after[1:], values[1:], low[1:], high[1:])
+    drawn = [
+        *zip(places, starts + delta, delta, strict=True),
+        *zip(after, values, values, strict=True),
+    ]
+    for place, end, value in drawn:
+        if np.isfinite(value):
+            ax.annotate(
+                f"{value:+.2g}", (place, end), xytext=(0, 8 if value >= 0 else -8),
+                textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
+                fontsize=9, color=INK,
+            )  # fmt: skip
+    labels = [
+        "sum of\nsingles",
+        "all\ntogether",
+        f"as many others\n(mean of {whole['n_controls']})",
+    ]
+    ax.set_xticks(np.arange(len(names) + 3), [*names, *labels])
+    ax.axhline(0.0, color=MUTED, linewidth=1)
+    ax.set_ylabel(change_axis(whole["metric"], whole["unit"]), color=INK)
+    ax.margins(y=0.15)
+    ax.grid(axis="y", color=FAINT, linewidth=0.8, zorder=0)
+    ax.set_axisbelow(True)
+    headline(ax, f"Heads of {group}: one by one, and together")
+    tidy(ax)
+    ax.tick_params(axis="x", length=0)
+    return ax
+
+
+def plot_shapley(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw each head's Shapley value, between what it costs alone and what it costs last.
+
+    Args:
+        frame: The table of shapley_values.
+        ax: Where to draw; None: a new figure.
+    """
+    names = head_names(frame)
+    places = np.arange(len(frame))
+    ax = own_axes(ax, 4.4 + 0.62 * len(frame), 4.2)
+    ax.bar(
+        places, frame["value"], width=0.7, color=BLUE, zorder=2, label="Shapley value", gid="value"
+    )
+    whiskers(ax, places, *(frame[name].to_numpy() for name in ("value", "ci_low", "ci_high")))
+    for name, marker, colour, said in (
+        ("alone", "o", SKY, "alone: the others stay"),
+        ("last", "D", ORANGE, "last: the others are gone"),
+    ):
+        ax.scatter(
+            places, frame[name], s=52, marker=marker, color=colour, edgecolor=INK, linewidth=0.8,
+            label=said, gid=name, zorder=4,
+        )  # fmt: skip
+    ax.set_xticks(places, names)
+    ax.axhline(0.0, color=MUTED, linewidth=1)
+    ax.set_ylabel(change_axis(frame["metric"].iloc[0], frame["unit"].iloc[0]), color=INK)
+    ax.margins(y=0.12)
+    ax.grid(axis="y", color=FAINT, linewidth=0.8, zorder=0)
+    ax.set_axisbelow(True)
+    headline(ax, f"Each head's share of {float(frame['joint'].iloc[0]):+.2f} together")
+    tidy(ax)
+    ax.tick_params(axis="x", length=0)
+    legend_beside(ax)
+    return ax
+
+
+def head_names(frame: pd.DataFrame) -> list[str]:
+    """Return the names of the heads of a table's rows: L0H3."""
+    pairs = zip(frame["layer"].tolist(), frame["head"].tolist(), strict=True)
+    return [head_label(layer, head) for layer, head in pairs]
+
+
+def whiskers(
+    ax: Axes, places: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> None:
+    """Draw intervals on the ends of bars; one that is missing is left out."""
+    ends = np.stack([values - low, high - values]).clip(min=0)
+    ax.errorbar(places, values, ends, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3, zorder=3)

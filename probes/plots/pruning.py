@@ -1,0 +1,113 @@
+"""What is left of a model as its heads go: several orders over a band of random ones."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from probes.metrics import get_metrics
+from probes.plots.bars import of_metric
+from probes.plots.canvas import (
+    FAINT,
+    HEAD_COLOURS,
+    INK,
+    MUTED,
+    headline,
+    legend_beside,
+    own_axes,
+    tidy,
+)
+from probes.pruning_curve import WITHIN, random_band, removable
+
+Scale = Callable[..., np.ndarray]
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+FEW_STEPS = 40
+"""Up to this many, steps of a curve are marked."""
+TALLEST = 100.0
+"""Where values spread over more than this factor, and none is 0, the axis is logarithmic."""
+
+
+def plot_pruning_curve(
+    frame: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw the held-out metric as heads go, one line an order, with what 1 % and 5 % would be.
+
+    The band spans all random orders, the dotted line is their median; thin lines around an order
+    are its 95 % interval. The legend says how many heads each order can spare at 1 %.
+
+    Args:
+        frame: The table of pruning_curve.
+        metric: One of its metrics, or "perplexity", which is exp(loss); None: the one that the
+            order was chosen by.
+        ax: Where to draw; None: a new figure.
+    """
+    shown = str(frame.attrs["chosen_by"]) if metric is None else metric
+    wanted = "loss" if shown == "perplexity" else shown
+    rows = of_metric(frame, wanted)
+    rows.attrs = frame.attrs
+    # Perplexity is only drawn: intervals and tolerances stay those of the loss.
+    scale = np.exp if shown == "perplexity" else np.asarray
+    ax = own_axes(ax, 8.6, 4.6)
+    spared = removable(frame, WITHIN[0], wanted).set_index(["order", "normalise"])["removable"]
+    if (rows["order"] == "random").any():
+        band = random_band(rows).sort_values("n_removed")
+        n = int(band["n_orders"].max())
+        ax.fill_between(
+            band["n_removed"], scale(band["low"]), scale(band["high"]), color=FAINT, zorder=1,
+            label=f"{n} random orders: all of them", gid="band",
+        )  # fmt: skip
+        ax.plot(
+            band["n_removed"], scale(band["median"]), color=MUTED, linewidth=1.6,
+            linestyle=(0, (1, 1.5)),
+            label=f"random, median ({spared.get(('random', ''), 0):g} at 1 %)", zorder=2,
+        )  # fmt: skip
+    chosen = rows[rows["order"] != "random"]
+    few = chosen["n_removed"].nunique() <= FEW_STEPS
+    for place, ((order, normalise), own) in enumerate(
+        chosen.groupby(["order", "normalise"], sort=False)
+    ):
+        own = own.sort_values("n_removed")
+        colour = HEAD_COLOURS[place % len(HEAD_COLOURS)]
+        name = f"{order}, by {normalise}" if normalise else str(order)
+        ax.plot(
+            own["n_removed"], scale(own["held_out"]), color=colour,
+            linewidth=max(1.4, 3.8 - 0.6 * place),  # where lines meet, the first ones show around
+            marker=MARKERS[place % len(MARKERS)] if few else "", markersize=5,
+            label=f"{name} ({spared.get((order, normalise), 0):g} at 1 %)", zorder=4,
+        )  # fmt: skip
+        for end in ("ci_low", "ci_high"):
+            ax.plot(
+                own["n_removed"], scale(own[end]), color=colour, linewidth=0.7, alpha=0.6, zorder=3
+            )
+    baseline = float((rows["held_out"] - rows["delta"]).iloc[0])
+    draw_tolerances(ax, wanted, baseline, scale)
+    values = scale(rows["held_out"].to_numpy(dtype=float))
+    if values.min() > 0 and values.max() / values.min() > TALLEST:
+        ax.set_yscale("log")
+    n_heads = int((rows["n_removed"] + rows["n_kept"]).max())
+    ax.set_xlim(0, max(1, int(rows["n_removed"].max())))
+    ax.set_xlabel(f"heads removed, of {n_heads}", color=INK)
+    unit = "" if shown == "perplexity" else f" ({rows['unit'].iloc[0]})"
+    ax.set_ylabel(f"{shown.replace('_', ' ')} on held-out sequences{unit}", color=INK)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    headline(ax, "What is left as heads go")
+    tidy(ax)
+    legend_beside(ax)
+    return ax
+
+
+def draw_tolerances(ax: Axes, metric: str, baseline: float, scale: Scale) -> None:
+    """Draw the whole model's value, and what would be 1 % and 5 % worse, named on their lines."""
+    (better,) = (each.better for each in get_metrics([metric]))
+    way = -1.0 if better == "higher" else 1.0
+    levels = scale(baseline + way * np.array([0.0, *WITHIN]) * abs(baseline))
+    for level in levels:
+        ax.axhline(level, color=INK, linewidth=0.8, linestyle=(0, (5, 3)), gid="within", zorder=2)
+    of_loss = "" if scale is np.asarray else " in loss"
+    ax.annotate(
+        f"the whole model, 1 % and 5 % worse{of_loss}", (0.99, levels[-1]),
+        xycoords=("axes fraction", "data"), xytext=(0, 4 * way), textcoords="offset points",
+        fontsize=8, color=MUTED, ha="right", va="bottom" if way > 0 else "top",
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Curves are the held-out column, over a band of all random orders, with what 1 % would be."""
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from probes import plots
+from probes.schemas.cause import PRUNING
+from probes.tables import make_table
+
+
+def curve() -> pd.DataFrame:
+    """Return four heads: greedy spares two at 1 %, the random orders none and one."""
+    orders = {
+        ("greedy", None): [2.0, 2.0, 2.015, 2.6, 9.0],
+        ("random", 0): [2.0, 2.3, 3.0, 5.0, 9.0],
+        ("random", 1): [2.0, 2.01, 2.5, 6.0, 9.0],
+    }
+    rows = [
+        {
+            "order": order,
+            "seed": seed,
+            "n_removed": step,
+            "n_kept": 4 - step,
+            "metric": metric,
+            "held_out": value if metric == "loss" else -value,
+            "delta": (value - 2.0) * (1 if metric == "loss" else -1),
+            "ci_low": value - 0.1,
+            "ci_high": value + 0.1,
+        }
+        for (order, seed), values in orders.items()
+        for step, value in enumerate(values)
+        for metric in ("loss", "margin")
+    ]
+    frame = pd.DataFrame(rows)
+    columns = {
+        column.name: frame[column.name].tolist()
+        if column.name in frame
+        else ["nats" if column.name == "unit" else "" if column.kind == "text" else 1] * len(frame)
+        for column in PRUNING.columns
+    } | {"normalise": [""] * len(frame)}
+    return make_table(columns, PRUNING, {"chosen_by": "loss"})
+
+
+def named(ax, words: str):
+    """Return the line whose legend begins with some words."""
+    return next(line for line in ax.lines if str(line.get_label()).startswith(words))
+
+
+def test_lines_are_held_out_and_the_band_is_all_random_orders():
+    ax = plots.plot_pruning_curve(curve())
+    greedy = named(ax, "greedy")
+    np.testing.assert_array_equal(greedy.get_xdata(), [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(greedy.get_ydata(), [2.0, 2.0, 2.015, 2.6, 9.0])
+    assert greedy.get_label() == "greedy (2 at 1 %)"
+    median = named(ax, "random, median")
+    np.testing.assert_allclose(median.get_ydata(), [2.0, 2.155, 2.75, 5.5, 9.0])
+    assert median.get_label() == "random, median (0.5 at 1 %)"
+    (band,) = (c for c in ax.collections if c.get_gid() == "band")
+    assert band.get_label() == "2 random orders: all of them"
+    corners = {tuple(corner) for corner in np.round(band.get_paths()[0].vertices, 6).tolist()}
+    assert {(1, 2.01), (1, 2.3), (3, 5.0), (3, 6.0)} <= corners
+
+
+@pytest.mark.parametrize(
+    ("metric", "levels"), [("loss", [2.0, 2.02, 2.1]), ("margin", [-2.0, -2.02, -2.1])]
+)
+def test_tolerances_are_on_the_worse_side_of_the_whole_model(metric, levels):
+    ax = plots.plot_pruning_curve(curve(), metric=metric)
+    found = [line.get_ydata()[0] for line in ax.lines if line.get_gid() == "within"]
+    np.testing.assert_allclose(found, levels)
+
+
+def test_perplexity_is_the_exponential_of_the_loss():
+    ax = plots.plot_pruning_curve(curve(), metric="perplexity")
+    np.testing.assert_allclose(named(ax, "greedy").get_ydata(), np.exp([2, 2, 2.015, 2.6, 9]))
+    assert ax.get_yscale() == "log"
+    assert ax.get_ylabel() == "perplexity on held-out sequences"
+    assert plots.plot_pruning_curve(curve()).get_yscale() == "linear"
+
+
+def test_curve_without_random_orders_has_no_band():
+    frame = curve()
+    alone = frame[frame["order"] == "greedy"]
+    alone.attrs = frame.attrs
+    ax = plots.plot_pruning_curve(alone)
+    assert not [c for c in ax.collections if isinstance(c, matplotlib.collections.PolyCollection)]
+    with pytest.raises(ValueError, match="unknown metric of this table 'los'"):
+        plots.plot_pruning_curve(frame, metric="los")
