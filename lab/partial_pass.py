@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.attention import Sight, fused_attention, group_keys
+from lab.embeddings import TiedUnembed, Unembed
 from lab.gates import GateTensors
 from lab.inputs import checked_ids
 from lab.model import Attention, Block, HookedGPT, Pass
@@ -66,6 +67,7 @@ def can_be_entered(model: HookedGPT) -> bool:
     return (
         type(model).forward is HookedGPT.forward
         and all(type(block) is Block and type(block.attn) is Attention for block in model.blocks)
+        and type(model.unembed) in (Unembed, TiedUnembed)
         and len(model.blocks) > 0
         and not hooked(model)
     )

@@ -83,15 +83,25 @@ class Scored:
     baseline: Float[Tensor, "row d_vocab"]
 
     def totals(
-        self, logits: Float[Tensor, "row d_vocab"], metrics: tuple[Metric, ...]
+        self,
+        logits: Float[Tensor, "row d_vocab"],
+        metrics: tuple[Metric, ...],
+        bias: Float[Tensor, " d_vocab"] | None = None,
     ) -> Float64[np.ndarray, "sequence metric"]:
-        """Return every metric summed over the scored rows of each sequence."""
+        """Return every metric summed over the scored rows of each sequence.
+
+        Args:
+            logits: What some run says there.
+            metrics: The metrics.
+            bias: What is still to be added to every row of logits.
+        """
         values = torch.zeros(len(logits), len(metrics), dtype=torch.float64, device=logits.device)
         # A few rows at a time, so that one metric finds in the cache what the one before it read.
         step = max(1, LOGITS_AT_ONCE // logits.shape[1])
         for start in range(0, len(logits), step):
             rows = slice(start, start + step)
-            read = logits[rows].to(self.baseline.dtype)
+            read = logits[rows] if bias is None else logits[rows] + bias
+            read = read.to(self.baseline.dtype)
             for i, metric in enumerate(metrics):
                 found = metric.of_rows(read, self.targets[rows], self.baseline[rows])
                 require_a_number_a_row(metric, found, len(read))
@@ -128,7 +138,8 @@ class SequenceRuns:
         self.whole = None
         if can_be_entered(request.model):
             self.whole = self.enter()
-            baseline = self.logits(self.whole.rows)
+            normalised = self.normalised(self.whole.rows).unsqueeze(0)
+            baseline = request.model.unembed(normalised).squeeze(0)
         else:
             baseline = self.gated_logits(None)
         self.scored = Scored(
@@ -170,8 +181,12 @@ class SequenceRuns:
         if any(heads[-1][0] > layer for heads in sets):
             gates = repeated(self.request.gates([sets[i] for i in moved], fill), len(self.batch))
         rows = edited_rows(whole, layer, edits, gates)
+        unembed = self.request.model.unembed
+        # Added while a few rows are in the cache: in the product it is a pass through memory.
+        bias = unembed.b_U if bool(unembed.b_U.any()) else None
         for i, own in zip(moved, rows, strict=True):
-            runs[i] = self.scored.totals(self.logits(own), self.request.metrics)
+            logits = self.normalised(own) @ unembed.W_U
+            runs[i] = self.scored.totals(logits, self.request.metrics, bias)
         return runs
 
     def scored_stream(
@@ -181,10 +196,11 @@ class SequenceRuns:
         first, end = row_span(self.batch.loss_mask)
         return rows[:, : end - first][self.batch.loss_mask[:, first:end]]
 
-    def logits(self, rows: Float[Tensor, "batch tail d_model"]) -> Float[Tensor, "row d_vocab"]:
-        """Return the logits of the rows that count, from the stream of those from `first` on."""
-        model = self.request.model
-        return model.unembed(model.ln_final(self.scored_stream(rows).unsqueeze(0))).squeeze(0)
+    def normalised(self, rows: Float[Tensor, "batch tail d_model"]) -> Float[Tensor, "row d_model"]:
+        """Return what is unembedded of the rows that count, out of all from `first` on."""
+        first, end = row_span(self.batch.loss_mask)
+        chosen = rows[:, : end - first][self.batch.loss_mask[:, first:end]]
+        return self.request.model.ln_final(chosen.unsqueeze(0)).squeeze(0)
 
     def gated_logits(self, gates: GateTensors | None) -> Float[Tensor, "row d_vocab"]:
         """Return the logits of the rows that count from a pass through the whole model."""
