@@ -23,7 +23,7 @@ from lab.model import HookedGPT
 from lab.reads import AttentionReads
 from lab.shapes import GivenMask, HeadVectors, Tokens
 from lab.tasks.base import Batch
-from probes.gate_gradients import GateGradients, gate_gradients
+from probes.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval
 from probes.metrics import MetricFunction
 from probes.reads import as_batch, model_device, provenance, require_unhooked

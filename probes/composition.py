@@ -29,7 +29,7 @@ from probes.head_weights import (
     value_weights,
     written_shape,
 )
-from probes.reads import ReadableModel, head_ids, provenance
+from probes.reads import ReadableModel, head_ids, provenance, require_finite
 from probes.schemas.cause import COMPOSITION
 from probes.tables import make_table
 
@@ -70,11 +70,13 @@ def composition_scores(
         writers: (layer, head) of the earlier heads; None: all.
 
     Raises:
-        ValueError: An unknown kind, no such head, or the model does not show its weights.
+        ValueError: An unknown kind, no such head, or the model does not show its weights, or one
+            of them is NaN or infinite.
     """
     wanted = tuple(kinds)
     for kind in wanted:
         require_choice("composition", kind, KINDS)
+    require_finite(model)
     heads = all_heads(model)
     reading = chosen_heads(readers, heads, "reader")
     writing = chosen_heads(writers, heads, "writer")

@@ -19,7 +19,7 @@ from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attribution_patching import ablation_gradients, estimate_columns
-from probes.gate_gradients import GateGradients, gate_gradients
+from probes.head_gradients import GateGradients, gate_gradients
 from probes.importance import layer_sizes, mean_over_rows
 from probes.intervals import percentile_interval, resampled_means
 from probes.metrics import MetricFunction

@@ -15,7 +15,7 @@ from lab.config import ModelConfig, require_choice
 from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
-from probes.gate_gradients import GateGradients, gate_gradients
+from probes.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval
 from probes.metrics import MetricFunction
 from probes.reads import provenance

@@ -155,6 +155,74 @@ MEASURES: tuple[MeasureEntry, ...] = (
         table="ablation",
         where="probes.ablation:ablation_sweep",
     ),
+    MeasureEntry(
+        name="head_importance",
+        title="Importance to first order",
+        summary="How fast a metric changes with the gate of each head: a preview of ablation.",
+        formula="G = d metric / d gate at gate 1, by sequence and position; example: sum over "
+        "sequences of |sum over positions of G|, token: sum of |G|, batch: |sum of G|, each over "
+        "the number of scored rows; token >= example >= batch",
+        bounds="the metric's unit, from 0",
+        source="Michel et al. 2019 (by example); their code adds by token, other libraries by "
+        "batch",
+        caveat="A model that is always right has no gradient: take the margin. Normalised by "
+        "layer, the heads of an idle layer look as important as those that work.",
+        table="importance",
+        where="probes.importance:head_importance",
+    ),
+    MeasureEntry(
+        name="estimated_ablations",
+        title="Attribution patching",
+        summary="What ablating each head would change, to first order: two passes for all heads.",
+        formula="(fill - z) . d metric / d z, of every position; for zeros -d metric / d gate; of "
+        "q and k (estimated_patches) the softmax is computed anew and what follows is linear",
+        bounds="the metric's unit, with its sign",
+        source="Nanda 2023, Attribution patching; Kramar et al. 2024, AtP*",
+        caveat="Linear in what a head writes: stand-ins and thresholds do not show, and where "
+        "direct and indirect effects cancel it sees nothing (GradDrop does).",
+        table="estimates",
+        where="probes.attribution_patching:estimated_ablations",
+    ),
+    MeasureEntry(
+        name="first_order_study",
+        title="Estimates against exact ablations",
+        summary="How far the estimates agree with exact ablations on this model and input.",
+        formula="Spearman's rank correlation over heads, of estimates with a sign to delta and of "
+        "the others to |delta|; shared: heads among the largest of both",
+        bounds="correlation from -1 to 1; shared from 0 to top, by chance top^2 / heads",
+        source="ours: each estimate is known, what it is worth on your model is measured",
+        caveat="Of few heads the correlation is rough: its interval resamples sequences only.",
+        table="agreement",
+        where="probes.first_order:first_order_study",
+    ),
+    MeasureEntry(
+        name="repair_split",
+        title="Self-repair",
+        summary="How much of a head's effect the rest of the model makes up for.",
+        formula="repair = direct - total; direct: how much worse the metric gets if only the end "
+        "of the stream lacks what the head writes, total: if the head is ablated; norm frozen: the "
+        "last norm divides by what it divided by in the whole model",
+        bounds="the metric's unit; positive where others stand in, negative where later layers "
+        "fail with the head",
+        source="McGrath et al. 2023, The hydra effect; Rushing and Nanda 2024",
+        caveat="The direct effect of a head that works through later layers is small: then repair "
+        "is negative, and says so rather than that nothing is repaired.",
+        table="self_repair",
+        where="probes.self_repair:repair_split",
+    ),
+    MeasureEntry(
+        name="composition_scores",
+        title="Composition",
+        summary="Which later head could read what an earlier head writes, by the weights.",
+        formula="|W_OV R| / (|W_OV| |R|) in Frobenius norms, R = W_QK (Q), W_QK^T (K) or W_OV (V) "
+        "of the later head, norms' weights folded in; excess: less the mean of random heads",
+        bounds="from 0 to 1; random heads score about 1 / sqrt(d_model)",
+        source="Elhage et al. 2021, A mathematical framework for Transformer circuits",
+        caveat="Weak evidence: norms, MLPs and what the heads look at are left out, and rotary "
+        "positions count as none. Ablate the earlier head and look at the later one.",
+        table="composition",
+        where="probes.composition:composition_scores",
+    ),
 )
 
 

@@ -20,7 +20,7 @@ from lab.norms import LayerNorm, NoNorm, Norm
 from lab.partial_pass import WholePass, can_be_entered, edited_rows
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
-from probes.gate_gradients import all_heads
+from probes.head_gradients import all_heads
 from probes.intervals import bootstrap_interval
 from probes.metrics import Metric, MetricFunction
 from probes.reads import provenance

@@ -6,14 +6,18 @@ import pytest
 import torch
 
 from probes.ablation import ablation_sweep
+from probes.attribution_patching import estimated_ablations
+from probes.composition import composition_scores
 from probes.copying import copying_scores
 from probes.distances import head_distances
 from probes.entropy import entropy_profile
 from probes.heads import score_heads
+from probes.importance import head_importance
 from probes.labels import label_heads
 from probes.maps import attention_map
 from probes.offsets import offset_spectrum
 from probes.peaks import head_peaks
+from probes.self_repair import repair_split
 from probes.values import head_values
 
 MEASURES = {
@@ -26,6 +30,10 @@ MEASURES = {
     "copying_scores": lambda model, batch: copying_scores(model),
     "label_heads": label_heads,
     "ablation_sweep": ablation_sweep,
+    "head_importance": head_importance,
+    "estimated_ablations": estimated_ablations,
+    "composition_scores": lambda model, batch: composition_scores(model),
+    "repair_split": repair_split,
     "attention_map": lambda model, batch: attention_map(model, batch, layer=0, head=0),
 }
 
