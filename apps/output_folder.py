@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.console import is_main_process, say, say_facts
+from lab.runs import update_derived
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +17,8 @@ def write_and_say(
     tables: "Mapping[str, pd.DataFrame]",
     figures: "Mapping[str, Figure] | None" = None,
     facts: Mapping[str, Any] | None = None,
+    *,
+    within: str | None = None,
 ) -> None:
     """Write tables and figures into a new folder, all or none, and say which.
 
@@ -24,6 +27,8 @@ def write_and_say(
         tables: Tables by name, each written as CSV, Parquet and JSON.
         figures: Figures by name, each written as PNG.
         facts: What the tables carry besides: where the model comes from, what it was read on.
+        within: Folder inside a run or a saved model, which then vouches for them; None: `out` is
+            a new folder.
     """
     if not is_main_process():
         return
@@ -33,9 +38,14 @@ def write_and_say(
     for frame in tables.values():
         frame.attrs.update(facts or {})
     pictures = {f"{name}.png": png_bytes(figure) for name, figure in (figures or {}).items()}
-    written = write_whole(out, files_of(tables) | pictures)
+    files = files_of(tables) | pictures
+    if within is None:
+        write_whole(out, files)
+    else:
+        update_derived(out, {f"{within}/{name}": data for name, data in files.items()})
+        out /= within
     kinds = f"{', '.join(tables)} as CSV, Parquet and JSON"
     if pictures:
         kinds += f"; {', '.join(pictures)}"
     say()
-    say_facts([("wrote", f"{len(written)} files into {out}: {kinds}")])
+    say_facts([("wrote", f"{len(files)} files into {out}: {kinds}")])

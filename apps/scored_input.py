@@ -4,6 +4,7 @@ What `apps.subject` chooses is read; here it is asked: a task's answers, the sec
 said twice, or every next token of a person's own prompts.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 REPEATED_SEQUENCES = 8
 """Sequences that are said twice, unless told otherwise: a sweep of many heads reads them often."""
 
+
+TOPIC_SEQUENCES = 16
+"""Sequences of documentation, of each split, unless told otherwise."""
+TOPIC_TOKENS = 128
+"""Tokens of each."""
 
 DONORS = 8
 """Sequences whose outputs stand, one after the other, for a head's in mode resample."""
@@ -97,6 +103,55 @@ def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:
         return answers_of_a_task(subject, chosen, chosen.sequences)
     assert not isinstance(chosen.sequences, Batch)  # a batch of a model that is no run
     return every_next_token(chosen, chosen.sequences)
+
+
+def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
+    """Return held-out sequences, and as the reference others to choose by, none of them the same.
+
+    A run's are of two splits of its task, prompts of a file are halved; a model with a tokenizer
+    reads documentation topics that every Python carries, unless it is to read repeated tokens.
+
+    Raises:
+        ValueError: As `scored_input`, or a file of one prompt.
+    """
+    from probes.inputs import words_of
+
+    own = subject.opened is not None or form.files or form.repeated
+    if not own and words_of(subject.model) is not None:
+        return documentation(subject, form.sequences or TOPIC_SEQUENCES)
+    chosen = scored_input(subject, form)
+    if chosen.batch is not chosen.reference:
+        return chosen
+    half = len(chosen.batch) // 2
+    if not half:
+        raise ValueError("a file of prompts must have at least 2 lines to choose by one, got 1")
+    return dataclasses.replace(
+        chosen,
+        batch=chosen.batch[half:],
+        reference=chosen.batch[:half],
+        reference_name=f"the first {counted(half, 'prompt')}",
+        description=f"{chosen.description}; held out: all but the first {half}",
+    )
+
+
+def documentation(subject: Subject, n: int) -> ScoredInput:
+    """Return English text: topics to report on, and others to choose by."""
+    from lab.python_topics import topic_sequences
+    from probes.reads import as_batch
+
+    tokenizer = subject.model.tokenizer
+    held_out, selection = (
+        topic_sequences(tokenizer, split, n_sequences=n, n_tokens=TOPIC_TOKENS)
+        for split in ("held-out", "selection")
+    )
+    return ScoredInput(
+        batch=as_batch(held_out.tokens),
+        description=held_out.description,
+        rows="every row that predicts a token of its text",
+        task=None,
+        reference=as_batch(selection.tokens),
+        reference_name=selection.description,
+    )
 
 
 def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:

@@ -76,7 +76,7 @@ class ImportanceForm(SubjectForm):
     ] = None
     metric: Annotated[
         Literal["auto", "loss", "margin"],
-        arg(help="What is to change; auto: the margin where 99 %% of tokens are right, else loss."),
+        arg(help="What is to change; auto: the margin where 99 % of tokens are right, else loss."),
     ] = "auto"
     reduce: Annotated[
         Literal["example", "token", "batch"], arg(help="How absolute values are added, see above.")

@@ -1,144 +1,247 @@
-"""`headlab prune`: a run of its own without some heads, certified against the gated model."""
+"""`headlab prune`: a smaller model without some heads, certified; the curve of getting there."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from apps.commands.arguments import CheckpointStep, RunName, SequenceCount, fill_in
-from apps.console import grouped, in_bytes, remark, say, say_facts, say_table
-from apps.opened_run import SEQUENCES, open_for_measuring, parse_heads
-from lab.naming import counted
-from lab.runs import check_run_name, runs_home
+from apps.commands.arguments import fill_in, gives, listed, refuse_beside
+from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
+from apps.console import say, say_heading
+from apps.opened_run import SEQUENCES, parse_heads
+from apps.output_folder import write_and_say
+from apps.progress import progress_bar
+from apps.pruned_model import default_place, place_given, write_model
+from apps.pruning_table import say_curve, say_removable
+from apps.scored_input import TOPIC_SEQUENCES, ScoredInput, split_input
+from apps.subject import Subject, open_subject, require_heads
+from lab.config import require_whole
+from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
-    from lab.evaluation import Evaluation
-    from probes.pruned_run import PrunedRun
+    import pandas as pd
+    from matplotlib.figure import Figure
 
-ABOUT = """
-Remove some heads of a run for good, as a new run; the old one is left alone.
+    from lab.gates import Reference
+
+Heads = tuple[tuple[int, int], ...]
+
+ORDERS = (
+    ("greedy", "in each step the head whose ablation costs least, all of them tried"),
+    ("one-shot", "by first-order importance, scored once"),
+    ("iterative", "the same, scored anew after each step"),
+    ("learned", "by gates that a penalty closes"),
+    ("worst-first", "one-shot, reversed: how bad an order can be"),
+    ("random", "by the seed alone"),
+    ("oracle", "the best of all sets of each size, up to 9 heads"),
+)
+
+WITHIN = (0.0, 0.01, 0.05)
+"""What may be lost, as a share, where it is counted how many heads can go."""
+
+ABOUT = f"""
+Remove heads of a model for good: those that you name, or all but the --keep
+that an order leaves. The model that is read is left alone.
 
   headlab prune reversal --heads L1H0 L1H1 L1H2 L1H3
-  headlab prune reversal --heads L0H2 --mode mean --name small
+  headlab prune reversal --order greedy --keep 3 --out small
+  headlab prune reversal --order greedy --curve
+  headlab prune {next(iter(KNOWN))} --order one-shot --keep 135 --out half
 
-The new run has fewer weights, needs less memory to generate and gives the
+{WHAT_THERE_IS}
+
+orders, found on sequences that nothing is reported on:
+{listed(ORDERS)}
+
+The new model has fewer weights, needs less memory to generate and gives the
 answers of the old one with these heads ablated. That is checked: it is written,
 read back and compared before it gets its name; parity.json beside its weights
-says how close they are. Heads keep their names: L1H3 stays L1H3, also when
-the new run is pruned again.
+says how close they are. Heads keep their names: L1H3 stays L1H3, also when the
+new model is pruned again.
+
+With --curve, every step of the order is measured on held-out sequences, beside
+random orders: how many heads can go at 1 % and at 5 %?
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneForm:
+class PruneForm(SubjectForm):
     """What `headlab prune` asks for."""
 
-    run: RunName
+    sequences: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="Held-out sequences to measure on.",
+            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, {TOPIC_SEQUENCES} texts)",
+        ),
+    ] = None
     heads: Annotated[
         tuple[str, ...],
-        arg(metavar="HEAD", help="Heads to remove: L0H1 is head 1 of layer 0, counted from 0."),
-    ]
+        arg(
+            metavar="HEAD",
+            help="Heads to remove: L0H1 is head 1 of layer 0, counted from 0.",
+            help_behavior_hint="",
+        ),
+    ] = ()
+    order: Annotated[
+        Literal["greedy", "one-shot", "iterative", "learned", "worst-first", "random", "oracle"],
+        arg(help="Which heads go first, see above."),
+    ] = "greedy"
+    keep: Annotated[
+        int | None,
+        arg(metavar="N", help="Heads to keep in all.", help_behavior_hint=""),
+    ] = None
+    curve: bool = False
+    """Measure every step of the order, and random orders beside it."""
+    random_orders: Annotated[int, arg(metavar="N", help="Random orders beside a curve.")] = 20
+    metric: Annotated[
+        Literal["auto", "loss", "token_accuracy", "exact_match", "margin"],
+        arg(
+            help="What is to suffer least; auto: the margin where 99 % of tokens are right, "
+            "else the loss."
+        ),
+    ] = "auto"
+    normalise: Annotated[
+        Literal["none", "layer", "param"],
+        arg(help="What first-order importance is divided by: nothing, its layer's, parameters."),
+    ] = "none"
     mode: Annotated[
         Literal["zero", "mean"],
         arg(help="What stands for a removed head: nothing, or its mean output as a constant."),
     ] = "zero"
-    name: Annotated[
+    fine_tune: Annotated[
+        int, arg(metavar="STEPS", help="Train the smaller run on for so many steps.")
+    ] = 0
+    out: Annotated[
         str | None,
         arg(
-            metavar="NAME",
-            help="Name of the new run.",
-            help_behavior_hint="(default: RUN-pruned, or RUN-pruned-2 and so on)",
+            metavar="RUN|DIR",
+            help="Name of the new run, or a new folder; of a curve alone, the folder of tables.",
+            help_behavior_hint="(default: WHAT-pruned, or WHAT-pruned-2 and so on, of a run)",
         ),
     ] = None
-    checkpoint: CheckpointStep = None
-    sequences: SequenceCount = SEQUENCES
 
 
 def run_prune(arguments: list[str]) -> int:
-    """Write a pruned run and print its certificate."""
+    """Write a smaller model with its certificate, and print how it came about."""
     form = fill_in(PruneForm, arguments, command="prune", about=ABOUT)
     heads = parse_heads(form.heads)
+    check_request(form, arguments)
+    makes_model = bool(heads) or form.keep is not None
+    out = None if form.out is None else place_given(form.out, makes_model)
+    subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
+    require_heads(subject, heads)
+    if form.keep is not None:
+        require_whole("--keep", form.keep, 0, subject.n_heads - 1)
+    if makes_model and out is None:
+        out = default_place(subject)
+    if form.fine_tune and subject.opened is None:
+        raise ValueError("--fine-tune must be asked of a run, whose task it trains on")
+    chosen = split_input(subject, form)
+    reference = folded_mean(subject, chosen) if form.mode == "mean" else None
+    tables: dict[str, pd.DataFrame] = {}
     if not heads:
-        raise ValueError("--heads must name at least one head, got none; write L0H1, say")
-    opened = open_for_measuring(
-        form.run, checkpoint=form.checkpoint, sequences=form.sequences, device="cpu"
-    )
-    opened.ablation(heads)  # says which head is unknown before the work
-    name = free_name(opened.run.name) if form.name is None else form.name
-    check_run_name(name)
-    if (runs_home() / name).exists():
-        raise ValueError(
-            f"--name must be new, got {name!r}, which exists in {runs_home()}; choose another"
-        )
-    from probes.ablation import mean_reference
-    from probes.pruned_run import export_pruned_run
-
-    reference = None
-    if form.mode == "mean":
-        reference = mean_reference(opened.model, opened.reference_batch(), per_position=False)
-    remark(f"writing {name}, reading it back and comparing ...")
-    done = export_pruned_run(
-        opened.run,
-        heads,
-        runs_home() / name,
-        opened.unseen(form.sequences),
-        step=form.checkpoint,
-        mode=form.mode,
-        reference=reference,
-    )
-    say_result(done, form.sequences)
+        tables = orders(form, subject, chosen, reference)
+        heads = () if form.keep is None else removed_at(tables["pruning"], form)
+    by = [] if form.heads and form.mode == "zero" else [("chosen on", chosen.reference_name)]
+    say_heading(subject.title, [*chosen.facts, *by])
+    if form.curve:
+        say_tables(form, tables)
+    if makes_model and out is not None:
+        if form.curve:
+            say()
+        how = {"mode": form.mode, "reference": reference}
+        write_model(subject, heads, out, chosen.batch, how, form.fine_tune)
+    if form.curve and out is not None:
+        told = {**subject.facts, "input": chosen.description, "selection": chosen.reference_name}
+        write_and_say(out, tables, drawn(tables), told, within="curve" if makes_model else None)
     return 0
 
 
-def free_name(base: str) -> str:
-    """Return a name that no folder has: base-pruned, base-pruned-2 and so on."""
-    first = f"{base[:80]}-pruned"
-    name, number = first, 1
-    while (runs_home() / name).exists():
-        number += 1
-        name = f"{first}-{number}"
-    return name
+def check_request(form: PruneForm, arguments: list[str]) -> None:
+    """Raise ValueError unless it is clear what is to be done."""
+    form.check_numbers()
+    require_whole("--random-orders", form.random_orders, 0)
+    require_whole("--fine-tune", form.fine_tune, 0)
+    if gives(arguments, "--heads"):
+        if not form.heads:
+            raise ValueError("--heads must name at least one head, got none; write L0H1, say")
+        refuse_beside(arguments, "--heads", ("--keep", "--order", "--curve"))
+    elif form.keep is None and not form.curve:
+        raise ValueError(
+            "what goes must be given, got nothing; name --heads, or how many to --keep, or look at "
+            "the --curve first"
+        )
 
 
-def say_result(done: "PrunedRun", n_sequences: int) -> None:
-    """Print what was removed, what that saves and how close the two models are."""
-    proof = done.certificate
-    say_table(
-        ["", "before", "after"],
-        [
-            ["parameters", grouped(proof.parameters_before), grouped(proof.parameters_after)],
-            [
-                "keys and values of one token",
-                in_bytes(proof.cache_bytes_before),
-                in_bytes(proof.cache_bytes_after),
-            ],
-            [
-                f"forward pass of {counted(n_sequences, 'sequence')}",
-                f"{proof.latency_ms_before:.1f} ms",
-                f"{proof.latency_ms_after:.1f} ms",
-            ],
-        ],
+def folded_mean(subject: Subject, chosen: ScoredInput) -> "Reference":
+    """Return the mean of every head over the selection, one for all positions."""
+    from probes.ablation import mean_reference
+
+    return mean_reference(
+        subject.model, chosen.reference, name=chosen.reference_name, per_position=False
     )
+
+
+def orders(
+    form: PruneForm, subject: Subject, chosen: ScoredInput, reference: "Reference | None"
+) -> "dict[str, pd.DataFrame]":
+    """Return the curve of an order, or as much of it as --keep needs, and what it says."""
+    import pandas as pd
+
+    from probes.pruning_curve import curve_steps, pruning_curve, random_band, removable
+
+    steps = None
+    if form.keep is not None:
+        gone = subject.n_heads - form.keep
+        known = curve_steps(subject.n_heads, None)
+        steps = sorted({gone, *(step for step in known if form.curve or step < gone)})
+    with progress_bar("pruning", "model") as show:
+        curve = pruning_curve(
+            subject.model,
+            chosen.reference,
+            form.order,
+            held_out=chosen.batch,
+            steps=steps,
+            seeds=form.random_orders if form.curve or form.order == "random" else 0,
+            metric=None if form.metric == "auto" else form.metric,
+            normalise=[form.normalise],
+            mode=form.mode,
+            reference=reference,
+            seed=form.seed,
+            progress=show,
+        )
+    asked = dict.fromkeys((curve.attrs["chosen_by"], "exact_match" if chosen.task else "loss"))
+    spare = pd.concat([removable(curve, WITHIN, metric) for metric in asked], ignore_index=True)
+    spare.attrs = curve.attrs | {"table": "removable"}
+    tables = {"pruning": curve, "removable": spare}
+    drawn_orders = form.curve and form.random_orders
+    return {**tables, "random_band": random_band(curve)} if drawn_orders else tables
+
+
+def removed_at(curve: "pd.DataFrame", form: PruneForm) -> Heads:
+    """Return the heads that the order removes until --keep are left."""
+    own = curve[(curve["order"] == form.order) & (curve["n_kept"] >= form.keep)]
+    first = own[own["metric"] == own["metric"].iloc[0]]
+    first = first[first["seed"].isna() | (first["seed"] == form.seed)]
+    return parse_heads(tuple(label for label in first["removed"] if label))
+
+
+def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
+    """Print the curve of the order, and how many heads can go."""
+    from probes.tables import json_rows
+
+    curve = tables["pruning"]
+    metric = curve.attrs["chosen_by"]
+    rows = [row for row in json_rows(curve) if row["metric"] == metric]
+    band = json_rows(tables["random_band"]) if "random_band" in tables else []
+    own = [row for row in rows if row["order"] == form.order and row["seed"] in (None, form.seed)]
+    say_curve(own, [row for row in band if row["metric"] == metric])
     say()
-    say_table(
-        ["", "loss\n(nats)", "token\naccuracy", "exact-match"],
-        [["heads ablated", *shown(done.gated)], ["heads removed", *shown(done.pruned)]],
-    )
-    say()
-    say_facts(
-        [
-            ("removed", proof.heads),
-            (
-                "parity",
-                f"largest difference of a logit {proof.max_logit_difference:.1e}, "
-                f"allowed {proof.limit:.0e}",
-            ),
-            ("run", str(done.path)),
-            ("next", f"headlab probe {done.path.name}"),
-        ]
-    )
+    say_removable(json_rows(tables["removable"]))
 
 
-def shown(measured: "Evaluation") -> list[str]:
-    """Write an evaluation as the cells of a row."""
-    return [f"{measured.loss:.4f}", f"{measured.token_accuracy:.4f}", f"{measured.exact_match:.4f}"]
+def drawn(tables: "dict[str, pd.DataFrame]") -> "dict[str, Figure]":
+    """Draw the curve."""
+    return {}

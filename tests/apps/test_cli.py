@@ -127,7 +127,7 @@ ERRORS = {
     ("train", "--resume", "tiny", "--steps", "99", "--model.d-head", "4"): "config must be the "
     "run's own to resume it, got model.d_head 4, steps 99 where 'tiny' has None, 60; leave it as "
     "it was or choose another name",
-    ("prune", "tiny", "--heads", "L0H0", "--name", "raw"): "--name must be new, got 'raw', which "
+    ("prune", "tiny", "--heads", "L0H0", "--out", "raw"): "--out must be new, got 'raw', which "
     "exists in {home}; choose another",
     (
         "train",
@@ -162,9 +162,7 @@ def test_an_error_is_one_line_with_the_remedy(
 USAGE = {
     "probe": "WHAT must be given, got none; `headlab probe --help` explains it",
     "generate tiny": "PROMPT must be given, got none; `headlab generate --help` explains it",
-    "prune tiny": "--heads must be given, got none; `headlab prune --help` explains it",
-    "prune --mode zero": "RUN and --heads must be given, got none; `headlab prune --help` "
-    "explains it",
+    "prune --mode zero": "WHAT must be given, got none; `headlab prune --help` explains it",
     "probe --chekpoint 3": "unknown option '--chekpoint'; `headlab probe --help` lists them "
     "(did you mean '--checkpoint'?)",
     "train reversal --stesp 3": "unknown option '--stesp'; `headlab train --help` lists them "

@@ -5,9 +5,12 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from apps.cli import main
+from lab.config import ModelConfig
+from lab.model import HookedGPT
 from lab.runs import open_run
 
 SHIPPED = Path(__file__).resolve().parents[2] / "artifacts" / "reversal"
@@ -39,7 +42,7 @@ def test_removes_a_layer_and_prints_the_proof(
     assert "jihgfedcba (right)" in capsys.readouterr().out
     # Again, by the original ids, with the mean as a constant, and under a name of its own.
     again = ["prune", "reversal-pruned", "--heads", "L0H1", "--mode", "mean", "--sequences", "40"]
-    assert main([*again, "--name", "small"]) == 0
+    assert main([*again, "--out", "small"]) == 0
     assert open_run("small").config.model.kept_heads == ((0, 2, 3), ())
     assert main(again) == 0
     assert open_run("reversal-pruned-pruned").config.model.kept_heads == ((0, 2, 3), ())
@@ -56,13 +59,21 @@ def test_removes_a_layer_and_prints_the_proof(
         (["reversal", "--heads", "L0H9"], "unknown head 'L0H9'; choose from L0H0, L0H1"),
         (["reversal", "--heads", "0.1"], "a head must be written like L0H3, got '0.1'"),
         (["reversl", "--heads", "L0H0"], "(did you mean 'reversal'?)"),
-        (["reversal", "--heads", "L0H0", "--name", "reversal"], "--name must be new, got 'rev"),
-        (["reversal", "--heads", "L0H0", "--name", "../x"], "run name must be 1 to 100 letters"),
+        (["reversal", "--heads", "L0H0", "--out", "reversal"], "--out must be new, got 'rev"),
+        (["reversal", "--heads", "L0H0", "--out", "x y"], "run name must be 1 to 100 letters"),
         (
             ["reversal", "--heads", "L0H0", "--checkpoint", "7"],
             "step must be one with a checkpoint",
         ),
         (["reversal", "--heads"], "--heads must name at least one head, got none"),
+        (["reversal"], "what goes must be given, got nothing; name --heads, or how many to --keep"),
+        (["reversal", "--keep", "8"], "--keep must be a whole number of at most 7, got 8"),
+        (["reversal", "--heads", "L0H0", "--keep", "3"], "--keep must be left out with --heads"),
+        (["reversal", "--keep", "3", "--order", "greedi"], "unknown --order 'greedi'; choose from"),
+        (
+            ["reversal", "--curve", "--random-orders", "-1"],
+            "--random-orders must be a whole number",
+        ),
     ],
 )
 def test_refusals(
@@ -73,3 +84,75 @@ def test_refusals(
     assert lines[-1].startswith("headlab: error: ")
     assert message in lines[-1]
     assert [path.name for path in home.iterdir()] == ["reversal"]
+
+
+def cells(printed: str, nth: int) -> list[list[str]]:
+    """Return the cells of a printed table; they are two spaces apart."""
+    lines = printed.split("\u2500\n")[1 + nth].split("\n\n")[0].splitlines()
+    return [re.split(r"\s{2,}", line.strip()) for line in lines]
+
+
+def test_an_order_is_followed_until_so_many_heads_are_left(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("--sequences", "40", "--random-orders", "3")
+    asked = ["prune", "reversal", "--order", "greedy", "--keep", "4", "--curve", *few]
+    assert main([*asked, "--out", "small"]) == 0
+    printed = capsys.readouterr().out
+    run = open_run("small")
+    # Layer 1 is free: an order that tries every head finds that.
+    assert run.config.model.kept_heads == ((0, 1, 2, 3), ())
+    curve = pd.read_parquet(run.path / "curve" / "pruning.parquet")
+    assert curve.attrs["chosen_by"] == "margin"
+    assert set(curve["order"]) == {"greedy", "random"}
+    assert curve["seed"].dropna().nunique() == 3
+    own = curve[(curve["order"] == "greedy") & (curve["metric"] == "margin")]
+    shown = cells(printed, 0)
+    assert [row[0] for row in shown] == [str(n) for n in range(8, -1, -1)]
+    held_out = [row[3] if len(row) == 9 else row[2] for row in shown]
+    assert held_out == [f"{value:.4f}" for value in own["held_out"]]
+    spare = {(row[0], row[1]): row[2:] for row in cells(printed, 1)}
+    left = own.set_index("n_removed")["delta"] / own["held_out"].iloc[0]
+    assert int(spare["margin", "greedy"][1]) == left[left >= -0.01].index.max()
+    # The run vouches for the tables that were put into it.
+    assert run.file("curve/pruning.csv").exists()
+    assert json.loads((run.path / "curve" / "removable.json").read_text())["rows"]
+
+
+def test_a_curve_alone_leaves_no_model(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["prune", "reversal", "--order", "one-shot", "--normalise", "layer", "--curve"]
+    few = ["--sequences", "40", "--random-orders", "0", "--metric", "exact_match"]
+    assert main([*asked, *few, "--out", str(tmp_path / "deep" / "tables")]) == 0
+    printed = capsys.readouterr().out
+    assert "order one-shot, by layer" in printed
+    assert "parity" not in printed
+    curve = pd.read_parquet(tmp_path / "deep" / "tables" / "pruning.parquet")
+    assert curve["order"].unique().tolist() == ["one-shot"]
+    assert curve.attrs["selection"] == "256 sequences of reversal kept for that"
+
+
+def test_a_model_that_is_no_run_becomes_a_folder(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ModelConfig(n_layers=2, n_heads=3, d_model=12, d_vocab=40, n_ctx=30)
+    HookedGPT(config).save(tmp_path / "random")
+    asked = ["prune", str(tmp_path / "random"), "--order", "random", "--keep", "2", "--seed", "3"]
+    assert main(asked) == 2
+    assert "--out must be given for a model that is no run" in capsys.readouterr().err
+    assert main([*asked, "--out", str(tmp_path / "smaller")]) == 0
+    printed = capsys.readouterr().out
+    assert "8 repeated sequences of seed 4" in printed
+    pruned = HookedGPT.load(tmp_path / "smaller")
+    assert sum(pruned.config.n_heads_of(layer) for layer in range(2)) == 2
+    assert json.loads((tmp_path / "smaller" / "parity.json").read_text())["holds"]
+    assert main(["probe", str(tmp_path / "smaller"), "--sequences", "20"]) == 0
+
+
+def test_a_pruned_run_can_be_trained_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["prune", "reversal", "--heads", "L0H0", "L0H1", "--fine-tune", "3"]
+    assert main([*asked, "--sequences", "40"]) == 0
+    shown = {row[0]: row[1:] for row in cells(capsys.readouterr().out, 1)}
+    assert shown["heads ablated"] == shown["heads removed"] != shown["trained on"]
+    assert open_run("reversal-pruned").info["pruned_from"]["fine_tuned_steps"] == 3

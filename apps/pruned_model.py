@@ -1,0 +1,97 @@
+"""A smaller model on the disk: where it goes, its certificate, what it reaches.
+
+What pruning does is `probes.pruning`'s; what a folder of a pruned model is, `probes.pruned_run`'s.
+"""
+
+import os
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.commands.arguments import check_out
+from apps.console import remark, say_facts
+from apps.pruning_table import certified_facts, say_certificate
+from apps.subject import Subject
+from lab.naming import quoted
+from lab.runs import check_run_name, runs_home
+
+if TYPE_CHECKING:
+    from lab.tasks.base import Batch
+
+
+def place_given(out: str, makes_model: bool) -> Path:
+    """Return where to write: a run of that name, a new folder, or a folder of tables.
+
+    Raises:
+        ValueError: The name is none, or taken.
+    """
+    if not makes_model:
+        return check_out(out)
+    check_run_name(Path(out).name)
+    path = Path(out) if os.sep in out else runs_home() / out
+    if path.exists():
+        raise ValueError(
+            f"--out must be new, got {quoted(out)}, which exists in {path.parent}; choose another"
+        )
+    return path
+
+
+def default_place(subject: Subject) -> Path:
+    """Return a free name beside a run: RUN-pruned, RUN-pruned-2 and so on.
+
+    Raises:
+        ValueError: The model is no run, and so has no place of its own.
+    """
+    if subject.opened is None:
+        raise ValueError(
+            "--out must be given for a model that is no run, got none; write --out DIR"
+        )
+    first = f"{subject.opened.run.name[:80]}-pruned"
+    names = (first if n == 1 else f"{first}-{n}" for n in count(1))
+    return next(place for name in names if not (place := runs_home() / name).exists())
+
+
+def write_model(
+    subject: Subject,
+    heads: tuple[tuple[int, int], ...],
+    out: Path,
+    batch: "Batch",
+    how: Mapping[str, Any],
+    fine_tune: int = 0,
+) -> None:
+    """Write the smaller model, and print its certificate and what it reaches.
+
+    Args:
+        subject: The model, which is left as it is.
+        heads: The heads that go.
+        out: The new folder.
+        batch: Sequences that the models are compared on.
+        how: mode and reference, as `prune_heads` takes them.
+        fine_tune: Steps of training that follow, of a run.
+    """
+    from lab.checkpoint import load_model
+    from lab.evaluation import evaluate
+    from probes.pruned_run import export_pruned_model, export_pruned_run
+
+    remark(f"writing {out.name}, reading it back and comparing ...")
+    opened = subject.opened
+    if opened is None:
+        proof = export_pruned_model(subject.model, heads, out, batch.tokens, **how)
+        measured = {
+            "whole model": evaluate(subject.model, batch),
+            "heads removed": evaluate(load_model(out), batch),
+        }
+    else:
+        step = None if opened.step == opened.run.config.steps else opened.step
+        done = export_pruned_run(
+            opened.run, heads, out, batch, step=step, fine_tune=fine_tune, **how
+        )
+        proof = done.certificate
+        measured = {"heads ablated": done.gated, "heads removed": done.pruned}
+        if done.tuned is not None:
+            measured["trained on"] = done.tuned
+    say_certificate(proof, measured)
+    name = out.name if out.parent == runs_home() else str(out)
+    kind = "model" if opened is None else "run"
+    say_facts([*certified_facts(proof), (kind, str(out)), ("next", f"headlab probe {name}")])
