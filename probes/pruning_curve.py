@@ -4,9 +4,12 @@ The orders are `probes.pruning_orders`'s. Every point is measured on a model who
 gone, which is the cheaper the fewer are left.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,15 @@ from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.metrics import Metric, get_metrics
 from probes.pruning import MODES, cache_bytes, count_parameters, mean_writes
-from probes.pruning_orders import PruningPath, Search, all_heads, pruning_paths, without
+from probes.pruning_orders import (
+    STEP_BY_STEP,
+    PruningPath,
+    Search,
+    all_heads,
+    pruning_path,
+    searches,
+    without,
+)
 from probes.reads import as_batch, probe_input, provenance
 from probes.schemas.cause import PRUNING, RANDOM_BAND, REMOVABLE
 from probes.sweep import Ablation, HeadSet, Progress, Swept, sweep_sets
@@ -42,7 +53,8 @@ WITHIN = (0.01, 0.05)
 class Point:
     """One pruned model, measured."""
 
-    selection: Swept
+    selection: Swept | None
+    """None: no order was chosen by it."""
     held_out: Swept
     n_parameters: int
     cache_bytes: int
@@ -64,6 +76,7 @@ def pruning_curve(
     penalty: float = 0.05,
     seed: int = 0,
     progress: Progress | None = None,
+    ledger: Path | None = None,
 ) -> pd.DataFrame:
     """Remove heads step by step: one row per order, step and metric, random orders beside it.
 
@@ -92,11 +105,14 @@ def pruning_curve(
         reference: In mode "mean", the mean over positions of every head's z; see `prune_heads`.
         penalty: What an open gate costs in a learned order, in nats.
         seed: Of random and learned orders, and of the bootstrap.
-        progress: Called with (points measured, points in all), once the orders are found.
+        progress: Called with (steps done, steps in all).
+        ledger: Folder that keeps what was measured: called again after an interruption, with the
+            same request and threads, the curve goes on and ends with the same bits. Importances
+            and learned gates are found anew.
 
     Raises:
-        ValueError: An unknown name, steps out of range, the same sequences twice, or a reference
-            that cannot be folded in.
+        ValueError: An unknown name, steps out of range, the same sequences twice, a reference
+            that cannot be folded in, or the ledger of another request.
     """
     orders = [order] if isinstance(order, str) else list(order)
     require_whole("seeds", seeds, 0)
@@ -125,9 +141,13 @@ def pruning_curve(
         ablation=Ablation(mode="mean" if mode == "mean" else "zero", reference=reference),
         penalty=penalty,
         seed=seed,
+        ledger=ledger,
     )
-    paths = list(pruning_paths(search, orders, normalise, seeds))
-    points = measured_points(search, paths, others, reported, progress)
+    wanted = searches(search, orders, normalise, seeds)
+    in_steps = sum(name in STEP_BY_STEP for name, _ in wanted)
+    tell = counter((len(wanted) + in_steps) * len(search.counts), progress)
+    paths = [pruning_path(name, dataclasses.replace(each, tell=tell)) for name, each in wanted]
+    points = measured_points(search, paths, others, reported, tell)
     about = {
         **provenance(model, x.tokens),
         "selection_sha256": digest(selection.tokens.cpu().contiguous().numpy().tobytes()),
@@ -172,30 +192,47 @@ def metric_for(model: HookedGPT, batch: Batch) -> str:
     return "margin" if accuracy >= SOLVED else "loss"
 
 
+def counter(total: int, progress: Progress | None) -> Callable[[], None]:
+    """Return a function that reports one step more each time it is called."""
+    done = itertools.count(1)
+    return lambda: None if progress is None else progress(next(done), total)
+
+
 def measured_points(
     search: Search,
     paths: Sequence[PruningPath],
     held_out: Batch,
     metrics: Sequence[Metric],
-    progress: Progress | None,
+    tell: Callable[[], None],
 ) -> dict[HeadSet, Point]:
-    """Measure every pruned model on the paths once, the smallest ones last."""
+    """Measure every pruned model on the paths, each once."""
     names = [metric.name for metric in metrics]
-    sets = sorted({heads for path in paths for heads in path.removed}, key=len)
-    points = {}
-    for done, heads in enumerate(sets):
-        if progress is not None:
-            progress(done, len(sets))
-        model = without(search.model, heads, search.ablation)
-        points[heads] = Point(
-            selection=sweep_sets(model, search.batch, (), metrics=names),
-            held_out=sweep_sets(model, held_out, (), metrics=names),
-            n_parameters=count_parameters(model),
-            cache_bytes=cache_bytes(model),
-        )
-    if progress is not None:
-        progress(len(sets), len(sets))
+    chosen = {heads for path in paths if path.seed is None for heads in path.removed}
+    points: dict[HeadSet, Point] = {}
+    for path in paths:
+        for heads in path.removed:
+            if heads not in points:
+                points[heads] = measured_point(search, heads, held_out, names, heads in chosen)
+            tell()
     return points
+
+
+def measured_point(
+    search: Search, heads: HeadSet, held_out: Batch, metrics: Sequence[str], chosen: bool
+) -> Point:
+    """Measure the model without some heads; where they were chosen, on the selection too."""
+    model = without(search.model, heads, search.ablation)
+    name = digest(head_labels(heads).encode())[:16]
+
+    def swept(batch: Batch, kind: str) -> Swept:
+        return sweep_sets(model, batch, (), metrics=metrics, ledger=search.kept(f"{kind}-{name}"))
+
+    return Point(
+        selection=swept(search.batch, "selection") if chosen else None,
+        held_out=swept(held_out, "held-out"),
+        n_parameters=count_parameters(model),
+        cache_bytes=cache_bytes(model),
+    )
 
 
 def curve_table(
@@ -218,8 +255,9 @@ def curve_table(
         for i, heads in enumerate(sets):
             point = points[heads]
             held_out = point.held_out.means()[0, j]
+            selection = point.selection
             measured[heads, j] = {
-                "selection": point.selection.means()[0, j],
+                "selection": math.nan if selection is None else selection.means()[0, j],
                 "held_out": held_out,
                 "ci_low": low[i],
                 "ci_high": high[i],

@@ -6,8 +6,9 @@ other sequences, is `probes.pruning_curve`'s; the removal itself is `probes.prun
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +51,14 @@ class Search:
     """What an open gate costs while gates are learned, in nats."""
     seed: int = 0
     """Of random and learned orders."""
+    ledger: Path | None = None
+    """Folder that keeps the chunks of exact sweeps; see `probes.sweep`."""
+    tell: Callable[[], None] = lambda: None
+    """Called after every step of an order that is found step by step."""
+
+    def kept(self, name: str) -> Path | None:
+        """Return the folder of one sweep's chunks."""
+        return None if self.ledger is None else self.ledger / name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +83,7 @@ def greedy_order(search: Search) -> Heads:
 
     def harm(model: HookedGPT) -> Scores:
         singles = [(pair,) for pair in all_heads(model.config)]
-        return harms(search, model, singles)
+        return harms(search, model, singles, f"greedy-{len(singles)}")
 
     return step_by_step(search, harm)
 
@@ -125,15 +134,16 @@ ORACLE = "oracle"
 """No order, but the best set of each size out of all there are: what no order can beat."""
 ORDER_NAMES = (*ORDERS, ORACLE)
 BY_IMPORTANCE = ("one-shot", "iterative", "worst-first")
+STEP_BY_STEP = ("greedy", "iterative")
 
 
-def pruning_paths(
+def searches(
     search: Search, orders: Sequence[str], normalise: Sequence[str], seeds: int
-) -> Iterator[PruningPath]:
-    """Yield the paths of some orders.
+) -> list[tuple[str, Search]]:
+    """Return what each path of some orders is found with.
 
     Args:
-        search: What they are found with.
+        search: What is common to all.
         orders: Names out of ORDER_NAMES.
         normalise: The normalisations with which orders by importance are found, each by itself.
         seeds: Random orders: those of the seeds search.seed, search.seed + 1 and so on.
@@ -141,43 +151,44 @@ def pruning_paths(
     Raises:
         ValueError: An unknown order, or an oracle of too many heads.
     """
+    found = []
     for name in orders:
         if name not in ORDER_NAMES:
             raise ValueError(unknown_name("pruning order", name, ORDER_NAMES))
-    for name in orders:
         if name == ORACLE:
-            yield PruningPath(order=name, removed=best_sets(search))
-            continue
+            require(
+                len(all_heads(search.model.config)) <= MOST_FOR_ORACLE,
+                "heads of which all sets are tried",
+                f"at most {MOST_FOR_ORACLE}; take another order than {ORACLE}",
+                len(all_heads(search.model.config)),
+            )
         variants = [search]
         if name in BY_IMPORTANCE:
             variants = [dataclasses.replace(search, normalise=each) for each in normalise]
         elif name == "random":
             variants = [dataclasses.replace(search, seed=search.seed + i) for i in range(seeds)]
-        for variant in variants:
-            heads = ORDERS[name](variant)
-            yield PruningPath(
-                order=name,
-                normalise=variant.normalise,
-                seed=variant.seed if name == "random" else None,
-                removed=tuple(tuple(sorted(heads[:count])) for count in search.counts),
-            )
+        found += [(name, variant) for variant in variants]
+    return found
+
+
+def pruning_path(order: str, search: Search) -> PruningPath:
+    """Find the path of one order; see `searches`."""
+    if order == ORACLE:
+        return PruningPath(order=order, removed=best_sets(search))
+    heads = ORDERS[order](search)
+    return PruningPath(
+        order=order,
+        normalise=search.normalise,
+        seed=search.seed if order == "random" else None,
+        removed=tuple(tuple(sorted(heads[:count])) for count in search.counts),
+    )
 
 
 def best_sets(search: Search) -> tuple[HeadSet, ...]:
-    """Return the best set of heads to remove of every size, all of them tried.
-
-    Raises:
-        ValueError: The model has too many heads for that.
-    """
+    """Return the best set of heads to remove of every size, all of them tried."""
     heads = all_heads(search.model.config)
-    require(
-        len(heads) <= MOST_FOR_ORACLE,
-        "heads of which all sets are tried",
-        f"at most {MOST_FOR_ORACLE}; take another order than {ORACLE}",
-        len(heads),
-    )
     sets = [some for count in search.counts for some in itertools.combinations(heads, count)]
-    harm = harms(search, search.model, sets)
+    harm = harms(search, search.model, sets, ORACLE)
     ranked = [sets[i] for i in np.argsort(harm, kind="stable")]
     return tuple(next(s for s in ranked if len(s) == count) for count in search.counts)
 
@@ -186,17 +197,22 @@ def step_by_step(search: Search, score: Callable[[HookedGPT], Scores]) -> Heads:
     """Remove the heads of lowest score in each step, scored on the model that is left."""
     order: Heads = ()
     for count in search.counts:
-        if count == len(order):
-            continue
-        left = without(search.model, order, search.ablation)
-        order += ascending(all_heads(left.config), score(left))[: count - len(order)]
+        if count > len(order):
+            left = without(search.model, order, search.ablation)
+            order += ascending(all_heads(left.config), score(left))[: count - len(order)]
+        search.tell()
     return order
 
 
-def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet]) -> Scores:
+def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet], name: str) -> Scores:
     """Return what each set costs, exactly: the metric without it, so that more is worse."""
     swept = sweep_sets(
-        model, search.batch, sets, ablation=search.ablation, metrics=[search.metric.name]
+        model,
+        search.batch,
+        sets,
+        ablation=search.ablation,
+        metrics=[search.metric.name],
+        ledger=search.kept(name),
     )
     values = swept.means()[1:, 0]
     return -values if search.metric.better == "higher" else values

@@ -371,7 +371,11 @@ PRUNING = Schema(
         Column(name="kept", kind="text", meaning="all heads that are left"),
         Column(name="metric", kind="text", meaning="name of what is measured"),
         Column(name="mode", kind="text", meaning="what stands for a removed head: zero or mean"),
-        Column(name="selection", kind="number", meaning="the metric where the order was chosen"),
+        Column(
+            name="selection",
+            kind="number",
+            meaning="the metric where the order was chosen; NaN: at random, it was not",
+        ),
         Column(name="held_out", kind="number", meaning="the metric on held-out sequences"),
         Column(name="ci_low", kind="number", meaning="lower end of the interval of held_out"),
         Column(name="ci_high", kind="number", meaning="upper end of the interval of held_out"),

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -211,6 +212,11 @@ class TestCurve:
                 assert row["delta"] == row["delta_ci_low"] == row["delta_ci_high"] == 0
         for name, value in model.state_dict().items():
             assert torch.equal(value, before[name])
+        # A random order chose nothing: where it alone leads, there is no number of the selection.
+        random = curve[curve["order"] == "random"].set_index("kept")["selection"]
+        own = curve[curve["order"] == "greedy"].set_index("kept")["selection"]
+        assert random[~random.index.isin(own.index)].isna().all()
+        assert random[random.index.isin(own.index)].notna().all()
 
     def test_intervals_resample_held_out_sequences(
         self, model: HookedGPT, batch: Batch, held_out: Batch
@@ -250,7 +256,29 @@ class TestCurve:
         assert curve.groupby("order").size().to_dict() == {
             "iterative": 6, "random": 3, "worst-first": 6,
         }  # fmt: skip
-        assert [i for i, _ in done] == list(range(len(done))) and done[-1][0] == done[-1][1]
+        # Two searches of three steps, and five paths of three points.
+        assert done == [(i + 1, 21) for i in range(21)]
+
+    def test_an_interrupted_search_goes_on_with_the_same_bits(
+        self, model: HookedGPT, batch: Batch, held_out: Batch, tmp_path: Path
+    ) -> None:
+        given = {"held_out": held_out, "seeds": 2, "metrics": ["loss"], "steps": [1, 2, 3]}
+        whole = pruning_curve(model, batch, **given)
+
+        def interrupt(done: int, total: int) -> None:
+            if done == 7:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            pruning_curve(model, batch, **given, ledger=tmp_path, progress=interrupt)
+        kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+        places = {path.parent.name for path in kept}
+        assert {"greedy-6", "greedy-5", "greedy-4"} < places and len(places) > 3
+        again = pruning_curve(model, batch, **given, ledger=tmp_path)
+        pd.testing.assert_frame_equal(again, whole, check_exact=True)
+        assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+        with pytest.raises(ValueError, match="ledger"):
+            pruning_curve(model, batch[:6], **given, ledger=tmp_path)
 
     def test_solved_models_are_judged_by_their_margin(self, held_out: Batch) -> None:
         """Tokens that always follow: the model is right everywhere, whatever its loss."""
