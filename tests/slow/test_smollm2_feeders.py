@@ -1,4 +1,4 @@
-"""Who feeds the induction heads of SmolLM2: named within five minutes, with a drop and a control."""
+"""Who feeds SmolLM2's induction heads: named in five minutes, with a drop and a control."""
 
 import time
 from collections.abc import Iterator
