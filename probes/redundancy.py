@@ -8,6 +8,7 @@ together is compared with as many other heads of the same layers.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -206,23 +207,30 @@ class Study:
     tolerance: float
     seed: int
 
-    def run_of(self, heads: HeadSet) -> int:
-        """Return the run that went without these heads; run 0 is the whole model."""
-        return 1 + self.swept.sets.index(heads) if heads else 0
+    @cached_property
+    def runs(self) -> dict[HeadSet, int]:
+        """The run that went without each set; run 0 is the whole model."""
+        return {(): 0} | {heads: 1 + i for i, heads in enumerate(self.swept.sets)}
+
+    def changes(self, heads: HeadSet, beside: HeadSet) -> Float64[np.ndarray, "batch 1"]:
+        """Return what these heads change of each sequence, in a model without those others."""
+        without = [self.runs[beside], self.runs[tuple(sorted({*heads, *beside}))]]
+        return np.diff(self.swept.totals[:, without, 0], axis=1)
 
     def change(self, heads: HeadSet, beside: HeadSet = ()) -> Change:
         """Return what these heads change, in a model without those others."""
-        totals, counts = self.swept.totals[:, :, 0], self.swept.counts[:, 0]
-        both = tuple(sorted({*heads, *beside}))
-        change = totals[:, [self.run_of(both)]] - totals[:, [self.run_of(beside)]]
-        low, high = bootstrap_interval(change, counts, seed=self.seed)
+        counts, changes = self.swept.counts[:, 0], self.changes(heads, beside)
+        low, high = bootstrap_interval(changes, counts, seed=self.seed)
         with np.errstate(invalid="ignore"):
-            delta = change.sum() / counts.sum()
+            delta = changes.sum() / counts.sum()
         return Change(delta=float(delta), ci_low=float(low[0]), ci_high=float(high[0]))
 
-    def hurts(self, change: Change) -> bool:
-        """Tell whether a change counts."""
-        return change.hurts(self.swept.metrics[0].better, self.tolerance)
+    def hurts(self, heads: HeadSet, beside: HeadSet = ()) -> bool:
+        """Tell whether the metric gets worse without these heads, in a model without those."""
+        total, count = self.changes(heads, beside).sum(), self.swept.counts[:, 0].sum()
+        if abs(total) <= self.tolerance * count:
+            return False  # what is small needs no interval, and there may be hundreds of sets
+        return self.change(heads, beside).hurts(self.swept.metrics[0].better, self.tolerance)
 
     def rows(self, heads: HeadSet, beside: list[HeadSet], every_set: bool) -> list[dict[str, Any]]:
         """Return the row of a group, and one for each of its heads.
@@ -249,7 +257,7 @@ class Study:
                 "control_high": max(others, default=math.nan),
                 "n_controls": len(others),
                 "control_in_layers": share_in_layers(beside, heads),
-                "verdict": "needed" if self.hurts(joint) else "useless",
+                "verdict": "needed" if self.hurts(heads) else "useless",
             }
         ]
         values = self.values(heads) if every_set else np.full(len(heads), math.nan)
@@ -278,20 +286,18 @@ class Study:
     def values(self, heads: HeadSet) -> Float64[np.ndarray, " head"]:
         """Return the Shapley values of a group all of whose subsets were run."""
         plan = shapley_plan(len(heads), None, self.seed)
-        runs = [self.run_of(subset(heads, chosen)) for chosen in plan.chosen]
+        runs = [self.runs[subset(heads, chosen)] for chosen in plan.chosen]
         rows = value_rows(plan, self.swept.totals[:, runs, 0], self.swept.counts[:, 0], self.seed)
         return np.array([row["value"] for row in rows])
 
     def verdict(self, head: Head, rest: HeadSet, every_set: bool) -> Verdict:
         """Say whether a head can go, and with whom; see `head_redundancy`."""
-        if self.hurts(self.change((head,))):
+        if self.hurts((head,)):
             return "needed"
         sizes = range(1, len(rest) + 1) if every_set else [len(rest)]
         if any(
-            self.hurts(self.change((head,), beside))
-            for size in sizes
-            for beside in combinations(rest, size)
+            self.hurts((head,), beside) for size in sizes for beside in combinations(rest, size)
         ):
             return "redundant"
-        tried_all = every_set or not self.hurts(self.change(tuple(sorted({head, *rest}))))
+        tried_all = every_set or not self.hurts(tuple(sorted({head, *rest})))
         return "useless" if tried_all else "unresolved"
