@@ -62,8 +62,8 @@ def test_the_loss_of_a_solved_task_has_no_gradient(model: HookedGPT, unseen: Bat
 def test_ranks_agree_where_sizes_and_signs_do_not(model: HookedGPT, unseen: Batch) -> None:
     study = first_order_study(model, unseen, metric="margin")
     working = study.heads[study.heads["layer"] == 0]
-    assert (working["delta"].abs() > 6 * working["importance"]).all()
-    assert (working["estimate"] > 0).any() and (working["delta"] < 0).all()
+    assert (working["delta"].abs() / working["importance"]).min() > 6
+    assert working["estimate"].max() > 0 > working["delta"].max()
     rows = study.agreement.set_index("estimator")
     assert rows.loc["importance by example", ["shared", "top"]].tolist() == [4, 4]
     assert rows["ci_low"]["importance by example"] > 0.5
