@@ -188,10 +188,12 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame") -> None:
 
 def drawn(form: AblateForm, frame: "pd.DataFrame") -> "dict[str, Figure]":
     """Draw the table that was asked for, where there is a picture of it."""
-    from probes.plots import plot_ablation
+    from probes.plots import plot_effects, plot_joint
     from probes.plots.canvas import figure_of
 
-    if form.groups or form.pairs or form.heads:
+    if form.groups:
+        names = frame["group"].unique().tolist()
+        return {f"joint-{name}": figure_of(plot_joint(frame, group=name)) for name in names}
+    if form.pairs or form.heads:
         return {}
-    metric = form.metrics[0]
-    return {"ablation": figure_of(plot_ablation(frame, metric=metric))}
+    return {"ablation": figure_of(plot_effects(frame, metric=form.metrics[0]))}

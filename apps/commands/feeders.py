@@ -132,5 +132,11 @@ def run_feeders(arguments: list[str]) -> int:
 
 
 def drawn(frame: "pd.DataFrame") -> "dict[str, Figure]":
-    """Draw the table."""
-    return {}
+    """Draw what the strongest induction head loses, and what the loss rises by."""
+    from probes.plots import plot_feeders
+    from probes.plots.canvas import figure_of
+
+    return {
+        f"feeders-{value}": figure_of(plot_feeders(frame, value=value))
+        for value in ("drop", "loss_delta")
+    }

@@ -150,4 +150,13 @@ def measured(
 
 def drawn(tables: "dict[str, pd.DataFrame]") -> "dict[str, Figure]":
     """Draw the estimates against the exact changes, where there are any."""
-    return {}
+    if "first_order" not in tables:
+        return {}
+    from probes.plots import plot_first_order
+    from probes.plots.canvas import figure_of
+
+    heads, agreement = tables["first_order"], tables["agreement"]
+    return {
+        f"first-order-{column}": figure_of(plot_first_order(heads, agreement, column=column))
+        for column in ("estimate", "importance")
+    }

@@ -244,4 +244,7 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
 
 def drawn(tables: "dict[str, pd.DataFrame]") -> "dict[str, Figure]":
     """Draw the curve."""
-    return {}
+    from probes.plots import plot_pruning_curve
+    from probes.plots.canvas import figure_of
+
+    return {"pruning": figure_of(plot_pruning_curve(tables["pruning"]))}
