@@ -12,6 +12,7 @@ from probes.plots.effects import plot_effects, plot_joint, plot_shapley
 from probes.plots.feeders import plot_feeders
 from probes.plots.first_order import plot_first_order
 from probes.plots.grids import plot_head_grid
+from probes.plots.interplay import plot_pairs, plot_repair
 from probes.plots.labels import plot_confusion, plot_labels
 from probes.plots.maps import plot_attention
 from probes.plots.patching import plot_lens, plot_patching
@@ -34,8 +35,10 @@ __all__ = [
     "plot_labels",
     "plot_ladder",
     "plot_lens",
+    "plot_pairs",
     "plot_patching",
     "plot_pruning_curve",
+    "plot_repair",
     "plot_shapley",
     "plot_spectrum",
     "png_bytes",

@@ -70,11 +70,12 @@ def plot_lens(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax: Where to draw; None: a new figure.
     """
     if frame["pos"].notna().all():
-        grid = frame.pivot(index="layer", columns="pos", values="log_prob")
+        likely = frame.assign(probability=np.exp(frame["log_prob"]))
+        grid = likely.pivot(index="layer", columns="pos", values="probability")
         ax = own_axes(ax, max(NARROWEST, 1.6 + 0.5 * grid.shape[1]), 1.4 + 0.36 * len(grid))
-        draw_cells(ax, np.exp(grid), edge=FAINT)
+        draw_cells(ax, grid, edge=FAINT)
         if grid.shape[1] <= FEW_COLUMNS:
-            write_scores(ax, np.exp(grid))
+            write_scores(ax, grid)
         number_axes(ax, grid.index.tolist(), grid.columns.tolist())
         ax.set_aspect("auto")
         ax.set_xlabel("position", color=INK)
