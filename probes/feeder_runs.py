@@ -51,7 +51,7 @@ class FeederRuns:
 
 
 @torch.no_grad()
-def feeder_runs(
+def runs_without(
     model: HookedGPT,
     pair: PairedInput,
     sets: Sequence[HeadSet],

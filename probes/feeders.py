@@ -21,12 +21,12 @@ from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import head_label
 from probes.composition import composition_scores
-from probes.feeder_runs import FeederRuns, feeder_runs, induction_means
+from probes.feeder_runs import FeederRuns, induction_means, runs_without
 from probes.heads import mass_on
 from probes.inputs import PairedInput, repeated_pair
 from probes.intervals import bootstrap_interval
 from probes.label_rules import CUTS
-from probes.matched_sets import Head, matched_sets
+from probes.matched_sets import Head, draw_matched_sets
 from probes.pattern_reads import LayerReads
 from probes.reads import measured_layers, probe_input, provenance
 from probes.registry import MASS
@@ -146,7 +146,7 @@ def feeder_scores(
             f"{HeadGates(heads=watched).label}"
         )
     sets = sorted({one for row in comparisons for one in (row.heads, *row.controls)})
-    runs = feeder_runs(
+    runs = runs_without(
         model, pair, sets, watched, ablation=ablation, frozen=frozen, progress=progress
     )
     composition = composition_of(model, watched, feeding)
@@ -236,7 +236,7 @@ def compared(
     own = [head for head in earlier if head in feeders]
     joint = tuple(head for head in own if looks.previous_of(head) >= JOINT_PREVIOUS)
     if len(joint) > 1:
-        others = matched_sets(joint, idle, controls, seed=seed)
+        others = draw_matched_sets(joint, idle, controls, seed=seed)
         yield Comparison(target=target, heads=joint, controls=tuple(others))
     for head in own:
         others = [(other,) for other in idle if other[0] == head[0] and other != head]

@@ -17,7 +17,7 @@ ATTEMPTS = 20
 """Draws for each set that is wanted: in small pools most draws repeat an earlier one."""
 
 
-def matched_sets(
+def draw_matched_sets(
     group: Collection[Head], pool: Collection[Head], n: int, *, seed: int = 0
 ) -> list[HeadSet]:
     """Draw different sets of as many heads as the group has, each layer by layer.
@@ -25,7 +25,7 @@ def matched_sets(
     A layer with fewer heads in the pool than in the group is made up for by the layers nearest to
     it; see `share_in_layers`.
 
-    >>> matched_sets([(0, 1), (2, 0)], [(0, 0), (2, 1), (2, 2)], 9)
+    >>> draw_matched_sets([(0, 1), (2, 0)], [(0, 0), (2, 1), (2, 2)], 9)
     [((0, 0), (2, 1)), ((0, 0), (2, 2))]
 
     Args:

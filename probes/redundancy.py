@@ -26,7 +26,7 @@ from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.label_rules import CLASSES, LABEL_NAMES
 from probes.labels import label_heads
-from probes.matched_sets import Head, matched_sets, share_in_layers
+from probes.matched_sets import Head, draw_matched_sets, share_in_layers
 from probes.metrics import MetricFunction, one_metric
 from probes.reads import as_batch, provenance
 from probes.schemas.cause import REDUNDANCY
@@ -115,7 +115,9 @@ def head_redundancy(
         groups = label_groups(label_heads(model, batch, attention_mask=mask, seed=seed))
     named = checked_groups(model, groups)
     pool = [(i, head) for i in range(model.config.n_layers) for head in model.config.heads_of(i)]
-    beside = {name: matched_sets(heads, pool, controls, seed=seed) for name, heads in named.items()}
+    beside = {
+        name: draw_matched_sets(heads, pool, controls, seed=seed) for name, heads in named.items()
+    }
     wanted = {one for heads in named.values() for one in sets_of(heads, every_set)}
     wanted |= {one for sets in beside.values() for one in sets}
     swept = sweep_sets(

@@ -15,7 +15,7 @@ from lab.gates import HeadGates
 from lab.naming import parse_head
 from lab.tasks.registry import get_task
 from probes.labels import label_heads
-from probes.matched_sets import matched_sets
+from probes.matched_sets import draw_matched_sets
 from probes.planted import PlantedHead, plant
 from probes.redundancy import Change, head_redundancy, label_groups
 from probes.schemas.cause import REDUNDANCY
@@ -129,7 +129,7 @@ def test_numbers_are_those_of_the_gated_model(small_model, repeating_batch):
     assert joint["delta"] == pytest.approx(loss_without(groups["a"]) - whole, abs=1e-10)
     assert joint["singles"] == pytest.approx(frame["delta"].iloc[1:4].sum(), abs=1e-12)
     pool = [(layer, head) for layer in range(2) for head in range(3)]
-    others = [loss_without(one) - whole for one in matched_sets(groups["a"], pool, 3, seed=5)]
+    others = [loss_without(one) - whole for one in draw_matched_sets(groups["a"], pool, 3, seed=5)]
     assert joint["n_controls"] == len(others) == 1
     assert joint["control"] == pytest.approx(np.mean(others), abs=1e-10)
     assert joint["control_in_layers"] == pytest.approx(1.0)
