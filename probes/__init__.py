@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from probes.report import write_report
     from probes.self_repair import repair_split
     from probes.shapley import shapley_values
+    from probes.survivors import survivor_labels
     from probes.sweep import Ablation, sweep_sets
     from probes.values import head_values
 
@@ -83,6 +84,7 @@ __all__ = [
     "repeated_pair",
     "score_heads",
     "shapley_values",
+    "survivor_labels",
     "sweep_sets",
     "write_report",
 ]
@@ -130,6 +132,7 @@ WHERE = {
     "repeated_pair": "probes.inputs",
     "score_heads": "probes.heads",
     "shapley_values": "probes.shapley",
+    "survivor_labels": "probes.survivors",
     "sweep_sets": "probes.sweep",
     "write_report": "probes.report",
 }

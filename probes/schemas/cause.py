@@ -430,6 +430,24 @@ REMOVABLE = Schema(
     ),
 )
 
+SURVIVORS = Schema(
+    name="survivors",
+    version=1,
+    columns=(
+        LAYER,
+        HEAD,
+        Column(name="before", kind="text", meaning="what the head did in the whole model"),
+        Column(name="before_strength", kind="text", meaning="strong or weak; empty: no class"),
+        Column(name="before_score", kind="number", meaning="attention on the targets, before"),
+        Column(name="label", kind="text", meaning="what it does among the heads that are left"),
+        Column(name="strength", kind="text", meaning="strong or weak; empty: no class"),
+        Column(name="score", kind="number", meaning="attention on the targets of its class"),
+        Column(name="changed", kind="flag", meaning="the two labels differ"),
+        N_SEQUENCES,
+        UNIT,
+    ),
+)
+
 CAUSE_SCHEMAS = (
     ABLATION,
     PAIRS,
@@ -449,4 +467,5 @@ CAUSE_SCHEMAS = (
     PRUNING,
     RANDOM_BAND,
     REMOVABLE,
+    SURVIVORS,
 )
