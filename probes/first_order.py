@@ -228,6 +228,8 @@ def agreement_row(
 
 def rank_correlations(one: PerHead, other: PerHead) -> Float64[np.ndarray, " resample"]:
     """Return Spearman's rank correlation in each resample; NaN where all heads are equal."""
+    if not one.shape[1]:
+        return np.full(len(one), np.nan)
     ranks = [rankdata(values, axis=1) for values in (one, other)]
     a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
     with np.errstate(invalid="ignore", divide="ignore"):

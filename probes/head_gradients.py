@@ -152,7 +152,8 @@ def slice_gradients(
                 f"metric must have a gradient, got {metric.name}; take 'loss' or 'margin'"
             )
         found = []
-        for dropped[0] in drops:
+        for layer in drops:
+            dropped[0] = layer
             # grad and not backward: the parameters' own gradients are left alone.
             (gradient,) = torch.autograd.grad(values.sum(), g, retain_graph=grad_drop)
             found.append(gradient)

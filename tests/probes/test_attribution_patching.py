@@ -80,13 +80,17 @@ def test_fills_positions_and_parts(any_model, repeating_batch, fills):
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean", "resample"])
-def test_limit_of_the_exact_sweep(any_model, repeating_batch, fills, mode):
+def test_limit_of_the_exact_sweep(small_model, repeating_batch, mode):
     """Closing the gate by 1e-5 changes the loss by 1e-5 times the estimate."""
-    filled = {"reference": fills["mean"], "donors": fills["donors"]}
-    estimates = estimated_ablations(any_model, repeating_batch, Ablation(mode=mode, **filled))
+    others = TASK.sample(3, seed=0, split="reference")
+    filled = {
+        "reference": mean_reference(small_model, others),
+        "donors": head_donors(small_model, others),
+    }
+    estimates = estimated_ablations(small_model, repeating_batch, Ablation(mode=mode, **filled))
     nearly = Ablation(mode=mode, value=1.0 - 1e-5, **filled)
     swept = sweep_sets(
-        any_model, repeating_batch, [[head] for head in HEADS], ablation=nearly, metrics=["loss"]
+        small_model, repeating_batch, [[head] for head in HEADS], ablation=nearly, metrics=["loss"]
     )
     slope = swept.deltas().delta[:, 0] * 1e5
     np.testing.assert_allclose(estimates["estimate"], slope, rtol=2e-3, atol=1e-4)
@@ -187,28 +191,29 @@ def rebuilt_z(model, cache, other, node, share=1.0):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("node", NODES)
-def test_exchanged_activations_in_loops(any_model, repeating_batch, node):
+def test_exchanged_activations_in_loops(any_model, repeating_batch):
     """Recomputed: z of the exchanged parts; linear: its slope, by central differences."""
     other = TASK.sample(5, seed=3, split="reference")
     z, gradient = z_and_gradient(any_model, repeating_batch)
     _, cache = any_model.run_with_cache(repeating_batch.tokens)
     _, foreign = any_model.run_with_cache(other.tokens)
     frames = {
-        softmax: estimated_patches(any_model, repeating_batch, other, [node], softmax=softmax)
+        softmax: estimated_patches(any_model, repeating_batch, other, softmax=softmax)
         for softmax in ("recomputed", "linear")
     }
-    if node == "z":
-        recomputed = linear = torch.stack([foreign["z", layer] for layer in range(2)]) - z
-    else:
-        recomputed = rebuilt_z(any_model, cache, foreign, node) - z
-        ends = [rebuilt_z(any_model, cache, foreign, node, sign * 1e-5) for sign in (1, -1)]
-        linear = (ends[0] - ends[1]) / 2e-5
-    for softmax, change in (("recomputed", recomputed), ("linear", linear)):
-        exact = (change * gradient).sum((1, 2, 4)).flatten()
-        np.testing.assert_allclose(frames[softmax]["estimate"], exact, atol=1e-8)
-    gap = (frames["recomputed"]["estimate"] - frames["linear"]["estimate"]).abs().max()
-    assert (gap > 1e-4) == (node in "qk")
+    for node in NODES:
+        if node == "z":
+            recomputed = linear = torch.stack([foreign["z", layer] for layer in range(2)]) - z
+        else:
+            recomputed = rebuilt_z(any_model, cache, foreign, node) - z
+            ends = [rebuilt_z(any_model, cache, foreign, node, sign * 1e-5) for sign in (1, -1)]
+            linear = (ends[0] - ends[1]) / 2e-5
+        found = {name: frame[frame["node"] == node] for name, frame in frames.items()}
+        for softmax, change in (("recomputed", recomputed), ("linear", linear)):
+            exact = (change * gradient).sum((1, 2, 4)).flatten()
+            np.testing.assert_allclose(found[softmax]["estimate"], exact, atol=1e-8)
+        gap = (found["recomputed"]["estimate"] - found["linear"]["estimate"]).abs().max()
+        assert (gap > 1e-4) == (node in "qk")
 
 
 def test_sharp_heads_need_their_softmax_computed_anew():
@@ -226,9 +231,9 @@ def test_sharp_heads_need_their_softmax_computed_anew():
     assert abs(estimates["linear"]) < 1e-6
 
 
-def test_its_own_activations_change_nothing(any_model, repeating_batch):
+def test_its_own_activations_change_nothing(small_model, repeating_batch):
     for softmax in ("recomputed", "linear"):
-        frame = estimated_patches(any_model, repeating_batch, repeating_batch, softmax=softmax)
+        frame = estimated_patches(small_model, repeating_batch, repeating_batch, softmax=softmax)
         assert len(frame) == 4 * len(HEADS)
         np.testing.assert_allclose(frame["estimate"], 0.0, atol=1e-13)
 
