@@ -28,7 +28,7 @@ from probes.intervals import bootstrap_interval
 from probes.label_rules import CUTS
 from probes.matched_sets import Head, draw_matched_sets
 from probes.pattern_reads import LayerReads
-from probes.reads import measured_layers, probe_input, provenance
+from probes.reads import measured_layers, probe_input, provenance, require_gates
 from probes.registry import MASS
 from probes.schemas.cause import FEEDERS
 from probes.sweep import Ablation, HeadSet, Progress
@@ -129,6 +129,7 @@ def feeder_scores(
         ValueError: There is no induction head, no earlier head, no such head, or no room for
             repeated blocks.
     """
+    require_gates(model)
     require_whole("controls", controls, 0)
     ablation = Ablation() if ablation is None else ablation
     if pair is None:

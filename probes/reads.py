@@ -63,6 +63,19 @@ def config_of(model: ReadableModel) -> ModelConfig | None:
     return config if isinstance(config, ModelConfig) else None
 
 
+def require_gates(model: ReadableModel) -> None:
+    """Refuse models that take no gates: their heads cannot be ablated in a forward pass.
+
+    Raises:
+        ValueError: The model is another library's.
+    """
+    if config_of(model) is None:
+        raise ValueError(
+            "a model whose heads are ablated must be a HookedGPT, got a "
+            f"{type(model).__name__}; load its weights with HookedGPT.from_pretrained"
+        )
+
+
 def tokenizer_of(model: ReadableModel) -> Any:
     """Return the tokenizer (or the vocabulary) that a model came with; None: it has none."""
     return getattr(model, "tokenizer", None)

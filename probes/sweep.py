@@ -23,7 +23,7 @@ from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.intervals import bootstrap_interval
 from probes.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
-from probes.reads import as_batch, probe_input
+from probes.reads import as_batch, probe_input, require_gates
 from probes.sweep_ledger import SweepLedger, open_ledger, tensor_digest
 from probes.sweep_runs import (
     Fill,
@@ -199,6 +199,7 @@ def known_sets(
     model: HookedGPT, sets: Iterable[Iterable[Sequence[int]]], ablation: Ablation
 ) -> tuple[HeadSet, ...]:
     """Return sets of heads as a sweep knows them; one that the model has not is an error."""
+    require_gates(model)
     return tuple(
         HeadGates.ablate(heads, like=model, positions=ablation.positions).heads for heads in sets
     )

@@ -14,7 +14,7 @@ from probes.inputs import PairedInput, repeated_pair
 from probes.planted import PlantedHead, plant
 from probes.pruning import prune_heads
 from probes.schemas.cause import FEEDERS
-from probes.sweep import Ablation
+from probes.sweep import Ablation, sweep_sets
 
 BETA = 10.0
 WRITER = PlantedHead(kind="previous", beta=40.0, writes="tokens")
@@ -276,3 +276,13 @@ def test_wrong_requests_are_refused(build_model):
         pytest.raises(ValueError, match="a probed model must have no hook on scores"),
     ):
         feeder_scores(model, pair, targets=[(1, 1)])
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_a_model_without_gates_is_refused(build_model):
+    bridge = build_model(n_layers=2, d_vocab=30, n_ctx=20).to_boot_native()
+    message = "a model whose heads are ablated must be a HookedGPT, got a TransformerBridge; load"
+    with pytest.raises(ValueError, match=message):
+        feeder_scores(bridge)
+    with pytest.raises(ValueError, match=message):
+        sweep_sets(bridge, torch.tensor([[1, 2, 3]]), [[(0, 0)]])
