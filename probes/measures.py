@@ -223,6 +223,60 @@ MEASURES: tuple[MeasureEntry, ...] = (
         table="composition",
         where="probes.composition:composition_scores",
     ),
+    MeasureEntry(
+        name="patch_activations",
+        title="Activation patching",
+        summary="How much of an answer comes back with one activation of the clean run.",
+        formula="share = sum(patched - corrupt) / sum(clean - corrupt) over sequences, of the "
+        "logit of the clean answer less that of the corrupt one",
+        bounds="0: nothing comes back, 1: all of it; less and more occur; NaN: equal runs",
+        source="Meng et al. 2022, Locating and editing factual associations; TransformerLens's "
+        "patching",
+        caveat="It depends on the pair: what both runs share cannot come back. One forward pass a "
+        "cell. A TransformerBridge's resid_mid is refused: it is what the MLP reads only.",
+        table="patching",
+        where="probes.patching:patch_activations",
+    ),
+    MeasureEntry(
+        name="logit_lens",
+        title="Logit lens",
+        summary="What the model would say if it stopped after each layer.",
+        formula="ln softmax(norm(x_l) W_U + b_U) of the answer; the last layer's is the model's "
+        "own; rank: tokens that are likelier",
+        bounds="log_prob in nats, at most 0; top1 from 0 to 1; rank from 0; entropy in nats",
+        source="nostalgebraist 2020, Interpreting GPT: the logit lens; TransformerLens's lens",
+        caveat="Early streams are not written for the last norm: far from sure and sure of "
+        "something else look alike. Compare ranks and entropy.",
+        table="lens",
+        where="probes.lens:logit_lens",
+    ),
+    MeasureEntry(
+        name="logit_attribution",
+        title="Direct logit attribution",
+        summary="What each head, MLP, bias and embedding adds to the answer's logit by itself.",
+        formula="(c - mean(c)) / sigma . W_U[:, answer], the last norm's scale sigma of the whole "
+        "run, its weights folded into W_U; with b_U the parts sum to the logit",
+        bounds="logits, with their sign",
+        source="Elhage et al. 2021; Wang et al. 2023, Interpretability in the wild",
+        caveat="Direct only: what a head does through later layers is not in it, and a logit "
+        "alone has no zero: give wrong answers to compare with.",
+        table="attribution",
+        where="probes.attribution:logit_attribution",
+    ),
+    MeasureEntry(
+        name="edge_attribution",
+        title="Edge attribution",
+        summary="Which part of the model feeds which, estimated by one gradient.",
+        formula="(w_clean - w_corrupt) . d M / d(input of the reader), summed over positions; w is "
+        "what the writer adds to the stream, M the answers' logits of the corrupt run",
+        bounds="logits, with their sign; a writer's edges sum to the estimate for the writer",
+        source="Syed, Rager and Conmy 2023, Attribution patching outperforms automated circuit "
+        "discovery",
+        caveat="First order: it misses what saturates. Heads that share keys, models without MLPs "
+        "and bridges that do not fork their stream have no such edges.",
+        table="edges",
+        where="probes.edges:edge_attribution",
+    ),
 )
 
 

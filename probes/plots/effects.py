@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from lab.naming import head_label, unknown_name
 from probes.metrics import METRICS
-from probes.plots.bars import change_label, of_metric
+from probes.plots.bars import FEW_BARS, WIDEST, change_label, of_metric
 from probes.plots.canvas import (
     BLUE,
     FAINT,
@@ -89,7 +89,8 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
     names = head_names(heads)
     delta = heads["delta"].to_numpy()
     starts = np.concatenate([[0.0], np.cumsum(delta)[:-1]])
-    ax = own_axes(ax, 4.4 + 0.7 * len(rows), 4.2)
+    few = len(heads) <= FEW_BARS
+    ax = own_axes(ax, min(4.4 + 0.7 * len(rows), WIDEST), 4.2)
     places = np.arange(len(heads))
     ax.bar(places, delta, bottom=starts, width=0.7, color=BLUE, zorder=2, gid="single")
     low, high = (heads[name].to_numpy() for name in ("ci_low", "ci_high"))
@@ -106,10 +107,9 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
     )
     ax.bar(after, values, width=0.7, color=[SKY, ORANGE, FAINT], zorder=2, gid="together")
     whiskers(ax, after[1:], values[1:], low[1:], high[1:])
-    drawn = [
-        *zip(places, starts + delta, delta, strict=True),
-        *zip(after, values, values, strict=True),
-    ]
+    drawn = [*zip(after, values, values, strict=True)]
+    if few:
+        drawn += zip(places, starts + delta, delta, strict=True)
     for place, end, value in drawn:
         if np.isfinite(value):
             ax.annotate(
@@ -122,7 +122,7 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
         "all\ntogether",
         f"as many others\n(mean of {whole['n_controls']})",
     ]
-    ax.set_xticks(np.arange(len(names) + 3), [*names, *labels])
+    ax.set_xticks(np.arange(len(names) + 3), [*names, *labels], rotation=0 if few else 90)
     ax.axhline(0.0, color=MUTED, linewidth=1)
     ax.set_ylabel(change_axis(whole["metric"], whole["unit"]), color=INK)
     ax.margins(y=0.15)
