@@ -9,15 +9,19 @@ closes the heads that are not worth it (Voita et al. 2019). In which order they 
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.config import require, require_number, require_seed, require_whole
+from lab.config import ModelConfig, require, require_number, require_seed, require_whole
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
+from probes.schemas.cause import GATES
+from probes.tables import make_table
 
 TEMPERATURE = 0.33
 """How soft a gate is: at 0 it would be a coin."""
@@ -51,6 +55,35 @@ class LearnedGates:
         """The heads whose fixed gate is exactly 0."""
         gates = fixed_gate(self.log_a).tolist()
         return tuple(pair for pair, g in zip(self.heads, gates, strict=True) if g == 0.0)
+
+    def tensors(self, config: ModelConfig, reference: Reference | None = None) -> GateTensors:
+        """Return the fixed gates, to run the model with what was learned before heads are removed.
+
+        Args:
+            config: Of the model.
+            reference: What the gates were learned with.
+        """
+        layers, ids = torch.tensor(self.heads).T
+        g = torch.ones(config.n_layers, 1, 1, config.n_heads, dtype=torch.float64)
+        g[layers, 0, 0, ids] = fixed_gate(self.log_a)
+        return GateTensors(g=g, fill=None if reference is None else reference.z.unsqueeze(1))
+
+    def table(self, every: int = 10) -> pd.DataFrame:
+        """Return the way as a table: one row per head and `every` steps, and after the last."""
+        last = len(self.losses)
+        steps = sorted({*range(0, last, every), last})
+        log_a = self.trajectory[steps]
+        layer, head = np.array(self.heads).T
+        columns = {
+            "step": np.repeat(steps, len(self.heads)),
+            "layer": np.tile(layer, len(steps)),
+            "head": np.tile(head, len(steps)),
+            "log_a": log_a.flatten().numpy(),
+            "open_probability": open_probability(log_a).flatten().numpy(),
+            "gate": fixed_gate(log_a).flatten().numpy(),
+            "loss": np.repeat(np.array([*self.losses, math.nan])[steps], len(self.heads)),
+        }
+        return make_table(columns, GATES, {})
 
 
 def open_probability(log_a: Gates) -> Gates:

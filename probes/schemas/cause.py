@@ -448,6 +448,25 @@ SURVIVORS = Schema(
     ),
 )
 
+GATES = Schema(
+    name="gates",
+    version=1,
+    columns=(
+        Column(name="step", kind="whole", meaning="steps of learning done"),
+        LAYER,
+        HEAD,
+        Column(name="log_a", kind="number", meaning="what is learned: high is open, low is closed"),
+        Column(name="open_probability", kind="number", meaning="probability of a gate above 0"),
+        Column(name="gate", kind="number", meaning="the gate that stands for them all: 0 .. 1"),
+        Column(
+            name="loss",
+            kind="number",
+            unit="nats",
+            meaning="loss of the gated model in the step that follows; NaN: none does",
+        ),
+    ),
+)
+
 CAUSE_SCHEMAS = (
     ABLATION,
     PAIRS,
@@ -468,4 +487,5 @@ CAUSE_SCHEMAS = (
     RANDOM_BAND,
     REMOVABLE,
     SURVIVORS,
+    GATES,
 )

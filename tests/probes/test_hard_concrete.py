@@ -15,6 +15,7 @@ from probes.hard_concrete import (
     learn_gates,
     open_probability,
 )
+from probes.pruning import prune_heads
 
 
 def test_published_figures() -> None:
@@ -91,17 +92,27 @@ def one_useful_head() -> tuple[HookedGPT, Batch]:
 def test_only_the_head_that_pays_stays(one_useful_head: tuple[HookedGPT, Batch]) -> None:
     model, batch = one_useful_head
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    learned = learn_gates(model, batch, penalty=0.05, steps=120)
+    learned = learn_gates(model, batch, penalty=0.05, steps=80)
     assert learned.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
     assert learned.closed == ((0, 0), (1, 0), (1, 1))
     assert learned.log_a[1] > 2.4
-    assert learned.trajectory.shape == (121, 4) and len(learned.losses) == 120
+    assert learned.trajectory.shape == (81, 4) and len(learned.losses) == 80
     assert learned.losses[-1] < learned.losses[0]
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    again = learn_gates(model, batch, penalty=0.05, steps=120)
-    assert torch.equal(again.trajectory, learned.trajectory)
+    # At their ends gates are switches: the pruned model is the one that was learned.
+    pruned = prune_heads(model, learned.closed)
+    gated = model(batch.tokens, gates=learned.tensors(model.config))
+    torch.testing.assert_close(pruned(batch.tokens), gated, atol=1e-6, rtol=0)
+    table = learned.table(every=30)
+    assert table["step"].unique().tolist() == [0, 30, 60, 80] and len(table) == 16
+    row = table[(table["step"] == 60) & (table["layer"] == 1) & (table["head"] == 0)].iloc[0]
+    assert row["log_a"] == learned.trajectory[60, 2] and row["loss"] == learned.losses[60]
+    assert row["open_probability"] == open_probability(learned.trajectory[60, 2:3]).item()
+    assert table["gate"].tolist()[-4:] == [0, 1, 0, 0] and table["loss"].isna().sum() == 4
+    again = learn_gates(model, batch, penalty=0.05, steps=10)
+    assert torch.equal(again.trajectory, learned.trajectory[:11])
 
 
 def test_a_mean_that_does_the_work_lets_its_head_go(
@@ -111,7 +122,7 @@ def test_a_mean_that_does_the_work_lets_its_head_go(
     _, cache = model.run_with_cache(batch.tokens)
     z = torch.stack([cache["z", layer].mean((0, 1)) for layer in range(2)]).unsqueeze(1)
     mean = Reference(name="all", sha256="0" * 64, z=z)
-    learned = learn_gates(model, batch, penalty=0.05, steps=120, reference=mean)
+    learned = learn_gates(model, batch, penalty=0.05, steps=80, reference=mean)
     assert set(learned.closed) == set(learned.heads)
     gates = HeadGates.ablate(learned.closed, like=model, fill=mean).tensors(model, [mean])
     torch.testing.assert_close(model(batch.tokens, gates=gates), model(batch.tokens))
