@@ -74,6 +74,7 @@ def report_page(
     task: str | None,
     forming: str,
     ablation: pd.DataFrame,
+    causes: Sequence[str],
     command: str,
     provenance: Mapping[str, str],
     files: Sequence[str],
@@ -93,6 +94,8 @@ def report_page(
         task: The task that the model was trained on, if any.
         forming: When its heads form, in a sentence.
         ablation: The table of ablation_sweep.
+        causes: Parts of the page about groups of heads and smaller models; see
+            `probes.page_causes`.
         command: What makes this report again.
         provenance: What the numbers were measured on, by name.
         files: Names of the files beside this one.
@@ -106,7 +109,7 @@ def report_page(
         "</dl>",
         *(label_sections(figures, labels, task) if len(labels) else []),
         *(film_sections(figures["dynamics"], forming) if "dynamics" in figures else []),
-        *(head_sections(figures, heads, ablation) if len(heads) else []),
+        *(head_sections(figures, heads, ablation, causes) if len(heads) else []),
         "<h2>Where these numbers come from</h2>",
         f"<pre>{text(command)}</pre>",
         pairs_table(provenance),
@@ -178,7 +181,10 @@ def card_section(row: Mapping[str, Any], task: str | None) -> str:
 
 
 def head_sections(
-    figures: Mapping[str, bytes], heads: pd.DataFrame, ablation: pd.DataFrame
+    figures: Mapping[str, bytes],
+    heads: pd.DataFrame,
+    ablation: pd.DataFrame,
+    causes: Sequence[str],
 ) -> list[str]:
     """Return what the page says about the heads, with its figures and tables."""
     parts = [
@@ -230,6 +236,7 @@ def head_sections(
         f"layers. Whiskers are 95 % intervals over {ablation['n_sequences'].max()} sequences.</p>",
         figure(figures["ablation"], "Change of the loss and of exact match for every ablation"),
         ablation_table(ablation),
+        *causes,
         "<h2>All scores</h2>",
         "<p>The rows of <code>heads.csv</code>. <code>kappa</code> is the score corrected for "
         "chance: (score - chance) / (1 - chance). An empty cell is a number that has no "

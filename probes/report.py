@@ -34,12 +34,14 @@ from probes.labels import label_study
 from probes.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
 from probes.offsets import offset_spectrum
 from probes.page import report_page
+from probes.page_causes import cause_sections
 from probes.plots.bars import LADDER, STRIPES
+from probes.report_causes import Causes, cause_figures, measure_causes
 from probes.report_subject import Subject, model_subject, run_subject
 from probes.tables import csv_text, json_rows, json_text, parquet_bytes
 
-SCHEMA_VERSION = 2
-"""Version of report.json. Version 1 had no labels."""
+SCHEMA_VERSION = 3
+"""Version of report.json. Version 1 had no labels, version 2 nothing of groups and pruning."""
 
 SWEPT = 20_000
 """Sequences times ablations of a sweep: a model of many heads is ablated on fewer sequences."""
@@ -59,6 +61,7 @@ class Findings:
     entropy: pd.DataFrame
     spectrum: pd.DataFrame
     ablation: pd.DataFrame
+    causes: Causes
     attention: pd.DataFrame | None
     """Map of the clearest head; None where sequences are too long to draw."""
     maps: Mapping[tuple[int, int], Map]
@@ -154,6 +157,7 @@ def measure(subject: Subject) -> Findings:
         entropy=stamped(entropy_profile(model, batch), subject),
         spectrum=stamped(offset_spectrum(model, probed, special_ids=ids), subject),
         ablation=stamped(ablation, subject),
+        causes=measure_causes(subject, study.labels),
         attention=attention,
         maps=maps,
         sentence=sentence_about(heads, subject.facts["task"], study.labels),
@@ -212,6 +216,9 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         "ablation.csv": csv_text(found.ablation).encode(),
         "ablation.parquet": parquet_bytes(found.ablation),
     }
+    causes = {name: stamped(frame, subject) for name, frame in found.causes.tables()}
+    for name, frame in causes.items():
+        tables |= {f"{name}.csv": csv_text(frame).encode(), f"{name}.parquet": parquet_bytes(frame)}
     pictures = {f"figures/{name}.png": png for name, png in drawn.items()}
     config = subject.model.config
     facts = {**subject.facts, "n_layers": config.n_layers, "n_heads": config.n_heads}
@@ -243,6 +250,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         "heads": json_rows(found.heads),
         "labels": json_rows(found.labels),
         "ablation": json_rows(found.ablation),
+        "causes": {name: json_rows(frame) for name, frame in causes.items()},
     }
     page = report_page(
         title=subject.title,
@@ -255,6 +263,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         task=subject.facts["task"],
         forming=when_heads_form(found.film),
         ablation=found.ablation,
+        causes=cause_sections(found.causes, drawn, subject.facts["task"]),
         command=subject.command,
         provenance=provenance_texts(provenance),
         files=[*tables, "report.json", *pictures],
@@ -278,6 +287,7 @@ def draw_figures(found: Findings, task: str | None) -> dict[str, Figure]:
         "spectrum": figures.spectrum_sheet(found.spectrum),
         "entropy": figures.entropy_sheet(found.entropy),
         "ablation": figures.ablation_panels(found.ablation),
+        **cause_figures(found.causes),
     }
     if found.film is not None:
         drawn["dynamics"] = figures.film_sheet(found.film)

@@ -36,9 +36,6 @@ ORDERS = (
     ("oracle", "the best of all sets of each size, up to 9 heads"),
 )
 
-WITHIN = (0.0, 0.01, 0.05)
-"""What may be lost, as a share, where it is counted how many heads can go."""
-
 ABOUT = f"""
 Remove heads of a model for good: those that you name, or all but the --keep
 that an order leaves. The model that is read is left alone.
@@ -188,9 +185,8 @@ def orders(
     form: PruneForm, subject: Subject, chosen: ScoredInput, reference: "Reference | None"
 ) -> "dict[str, pd.DataFrame]":
     """Return the curve of an order, or as much of it as --keep needs, and what it says."""
-    import pandas as pd
-
-    from probes.pruning_curve import curve_steps, pruning_curve, random_band, removable
+    from probes.pruning_curve import curve_steps, pruning_curve, random_band
+    from probes.report_causes import heads_to_spare
 
     steps = None
     if form.keep is not None:
@@ -212,9 +208,7 @@ def orders(
             seed=form.seed,
             progress=show,
         )
-    asked = dict.fromkeys((curve.attrs["chosen_by"], "exact_match" if chosen.task else "loss"))
-    spare = pd.concat([removable(curve, WITHIN, metric) for metric in asked], ignore_index=True)
-    spare.attrs = curve.attrs | {"table": "removable"}
+    spare = heads_to_spare(curve, "exact_match" if chosen.task else "loss")
     tables = {"pruning": curve, "removable": spare}
     drawn_orders = form.curve and form.random_orders
     return {**tables, "random_band": random_band(curve)} if drawn_orders else tables

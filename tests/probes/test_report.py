@@ -28,10 +28,15 @@ from probes.report_subject import film_of, repeated_tokens, start_id
 from probes.schemas.film import DYNAMICS
 from probes.tables import get_schema, json_rows, make_table, parquet_bytes, read_table
 
-FIGURES = ("labels", "heads", "stripes", "spectrum", "entropy", "ablation")
+CAUSES = ("redundancy", "shapley", "first_order", "agreement", "pruning", "removable")
+FIGURES = (
+    *("labels", "heads", "stripes", "spectrum", "entropy", "ablation"),
+    *("joint", "shapley", "first_order", "pruning"),
+)
 FILES = {
     *("heads.csv", "heads.parquet", "labels.csv", "labels.parquet", "evidence.parquet"),
     *("spectrum.parquet", "entropy.parquet", "ablation.csv", "ablation.parquet"),
+    *(f"{name}.{form}" for name in CAUSES for form in ("csv", "parquet")),
     *("report.json", "report.html", "first_screen.json"),
     *(f"figures/{name}.png" for name in ("attention", *FIGURES)),
 }
@@ -133,7 +138,7 @@ def test_page_loads_nothing_and_runs_nothing(trained, found_page):
     assert not set(found_page.tags) & {"script", "link", "iframe", "object", "embed", "base", "a"}
     assert not [name for _, name, _ in found_page.attributes if name.startswith("on")]
     sources = [value for tag, name, value in found_page.attributes if name in ("src", "href")]
-    assert len(sources) == 8
+    assert len(sources) == 12
     assert all(value.startswith("data:image/png;base64,") for value in sources)
     words = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", text)
     assert not re.search(r"https?:|//|@import|url\(", words)
@@ -281,7 +286,8 @@ def test_second_report_of_a_run_is_the_same(trained, tmp_path, plain_pictures):
 def test_model_without_anything_is_read_on_repeated_tokens(small_model, tmp_path, plain_pictures):
     folder = write_report(small_model, tmp_path / "made" / "here", n_sequences=4)
     assert folder == tmp_path / "made" / "here"
-    assert files_in(folder) == FILES
+    unnamed = {"redundancy.csv", "redundancy.parquet"}  # no head of it has a label
+    assert files_in(folder) == FILES - unnamed
     assert list(tmp_path.iterdir()) == [tmp_path / "made"]
     screen = json.loads((folder / "first_screen.json").read_text())
     assert screen["run"] is None
@@ -336,7 +342,7 @@ def test_hostile_texts_are_inert(small_model, repeating_batch, tmp_path, plain_p
     found = Page((folder / "report.html").read_text())
     assert f"do {HOSTILE}" in found.words
     assert not [a for a in found.attributes if a[1].startswith("on")]
-    assert found.tags.count("img") == 7
+    assert found.tags.count("img") == 9  # of a model without labels, and no other sequences
     assert "script" not in found.tags
     assert (
         json.loads((folder / "first_screen.json").read_text())["sequence"]["tokens"][0] == HOSTILE
