@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from probes.patching import patch_activations
     from probes.peaks import head_peaks
     from probes.pruning import prune_heads
-    from probes.pruning_curve import pruning_curve, random_band, removable
+    from probes.pruning_curves import pruning_curve, random_band, removable
     from probes.redundancy import head_redundancy, label_groups
     from probes.registry import get_probe, probe_names
     from probes.report import write_report
@@ -124,9 +124,9 @@ WHERE = {
     "patch_activations": "probes.patching",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning",
-    "pruning_curve": "probes.pruning_curve",
-    "random_band": "probes.pruning_curve",
-    "removable": "probes.pruning_curve",
+    "pruning_curve": "probes.pruning_curves",
+    "random_band": "probes.pruning_curves",
+    "removable": "probes.pruning_curves",
     "repair_split": "probes.self_repair",
     "repeated_batch": "probes.inputs",
     "repeated_pair": "probes.inputs",

@@ -1,7 +1,7 @@
 """Which heads go first: the orders in which a model can be pruned.
 
 Every order is found on selection sequences alone. What a model is worth after each removal, on
-other sequences, is `probes.pruning_curve`'s; the removal itself is `probes.pruning`'s.
+other sequences, is `probes.pruning_curves`'s; the removal itself is `probes.pruning`'s.
 """
 
 import dataclasses

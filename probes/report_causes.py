@@ -1,6 +1,6 @@
 """What a report says of causes: which heads stand in for each other, and how small a model can get.
 
-The measurements are those of `probes.redundancy`, `probes.shapley`, `probes.pruning_curve` and
+The measurements are those of `probes.redundancy`, `probes.shapley`, `probes.pruning_curves` and
 `probes.first_order`; here it is decided which of them a model gets, on how many sequences.
 """
 
@@ -15,7 +15,7 @@ from lab.naming import head_label
 from probes import plots
 from probes.first_order import FirstOrderStudy, first_order_study
 from probes.plots.canvas import figure_of
-from probes.pruning_curve import metric_for, pruning_curve, removable
+from probes.pruning_curves import metric_for, pruning_curve, removable
 from probes.redundancy import head_redundancy, label_groups
 from probes.report_subject import Subject
 from probes.shapley import MOST_EXACT, shapley_values

@@ -123,7 +123,7 @@ def measured(
     """Return the tables by name; exact ablations only where they are asked for."""
     from probes.first_order import first_order_study
     from probes.importance import head_importance
-    from probes.pruning_curve import metric_for
+    from probes.pruning_curves import metric_for
 
     model, batch = subject.model, chosen.batch
     metric = metric_for(model, batch) if form.metric == "auto" else form.metric

@@ -185,7 +185,7 @@ def orders(
     form: PruneForm, subject: Subject, chosen: ScoredInput, reference: "Reference | None"
 ) -> "dict[str, pd.DataFrame]":
     """Return the curve of an order, or as much of it as --keep needs, and what it says."""
-    from probes.pruning_curve import curve_steps, pruning_curve, random_band
+    from probes.pruning_curves import curve_steps, pruning_curve, random_band
     from probes.report_causes import heads_to_spare
 
     steps = None

@@ -19,7 +19,7 @@ from probes.plots.canvas import (
     own_axes,
     tidy,
 )
-from probes.pruning_curve import WITHIN, random_band, removable
+from probes.pruning_curves import WITHIN, random_band, removable
 
 Scale = Callable[..., np.ndarray]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -18,7 +18,7 @@ from lab.tasks.registry import get_task
 from probes.importance import head_importance
 from probes.metrics import get_metrics
 from probes.pruning import cache_bytes, count_parameters, prune_heads
-from probes.pruning_curve import pruning_curve, random_band, removable
+from probes.pruning_curves import pruning_curve, random_band, removable
 from probes.pruning_orders import (
     Search,
     all_heads,
