@@ -86,34 +86,32 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
         raise ValueError(unknown_name("group of this table", group, frame["group"].unique()))
     whole = rows[rows["head"].isna()].iloc[0]
     heads = rows[rows["head"].notna()]
-    names = head_names(heads)
-    delta = heads["delta"].to_numpy()
-    starts = np.concatenate([[0.0], np.cumsum(delta)[:-1]])
-    few = len(heads) <= FEW_BARS
-    ax = own_axes(ax, min(4.4 + 0.7 * len(rows), WIDEST), 4.2)
-    places = np.arange(len(heads))
-    ax.bar(places, delta, bottom=starts, width=0.7, color=BLUE, zorder=2, gid="single")
-    low, high = (heads[name].to_numpy() for name in ("ci_low", "ci_high"))
-    whiskers(ax, places, starts + delta, starts + low, starts + high)
-    ax.hlines(np.cumsum(delta), places + 0.35, places + 1.0, color=MUTED, linewidth=1, zorder=1)
-    after = len(heads) + np.arange(3)
-    values, low, high = (
-        whole[names].to_numpy(dtype=float)
-        for names in (
-            ["singles", "delta", "control"],
-            ["singles", "ci_low", "control_low"],
-            ["singles", "ci_high", "control_high"],
-        )
+    n = len(heads)
+    singles, joint = (
+        np.stack([part[name].to_numpy(dtype=float) for name in ("delta", "ci_low", "ci_high")])
+        for part in (heads, rows[rows["head"].isna()])
     )
-    ax.bar(after, values, width=0.7, color=[SKY, ORANGE, FAINT], zorder=2, gid="together")
-    whiskers(ax, after[1:], values[1:], low[1:], high[1:])
-    drawn = [*zip(after, values, values, strict=True)]
-    if few:
-        drawn += zip(places, starts + delta, delta, strict=True)
-    for place, end, value in drawn:
+    control = whole[["control", "control_low", "control_high"]].to_numpy(dtype=float)
+    added = np.array([whole["singles"], np.nan, np.nan], dtype=float)
+    # One column a bar: its height and the ends of its whisker.
+    bars = np.concatenate([singles, added[:, None], joint, control[:, None]], axis=1)
+    bottoms = np.append(np.cumsum([0.0, *singles[0]])[:-1], np.zeros(3))
+    places, few = np.arange(n + 3), n <= FEW_BARS
+    ax = own_axes(ax, min(4.4 + 0.7 * len(rows), WIDEST / 2), 4.2)
+    ax.bar(
+        places, bars[0], bottom=bottoms, width=0.7, zorder=2,
+        color=[*[BLUE] * n, SKY, ORANGE, FAINT],
+    )  # fmt: skip
+    whiskers(ax, places, *(bottoms + bars))
+    ax.hlines(
+        (bottoms + bars[0])[:n], places[:n] + 0.35, places[1 : n + 1], color=MUTED, linewidth=1
+    )
+    for place in places if few else places[n:]:
+        value, low, high = bars[:, place]
         if np.isfinite(value):
+            end = np.nanmax([value, high]) if value >= 0 else np.nanmin([value, low])
             ax.annotate(
-                f"{value:+.2g}", (place, end), xytext=(0, 8 if value >= 0 else -8),
+                f"{value:+.2g}", (place, bottoms[place] + end), xytext=(0, 4 if value >= 0 else -4),
                 textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
                 fontsize=9, color=INK,
             )  # fmt: skip
@@ -122,7 +120,9 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
         "all\ntogether",
         f"as many others\n(mean of {whole['n_controls']})",
     ]
-    ax.set_xticks(np.arange(len(names) + 3), [*names, *labels], rotation=0 if few else 90)
+    ax.set_xticks(places, [*head_names(heads), *labels], rotation=0 if few else 90)
+    if not few:
+        ax.tick_params(axis="x", labelsize=7)
     ax.axhline(0.0, color=MUTED, linewidth=1)
     ax.set_ylabel(change_axis(whole["metric"], whole["unit"]), color=INK)
     ax.margins(y=0.15)
@@ -180,4 +180,7 @@ def whiskers(
 ) -> None:
     """Draw intervals on the ends of bars; one that is missing is left out."""
     ends = np.stack([values - low, high - values]).clip(min=0)
-    ax.errorbar(places, values, ends, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3, zorder=3)
+    bars = ax.errorbar(
+        places, values, ends, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3, zorder=3
+    )
+    bars.lines[2][0].set_gid("whiskers")
