@@ -106,11 +106,12 @@ def feeder_scores(
     the second copy's loss rises by. Rows without a head ablate all earlier heads that look at the
     previous token (score 0.3 or more) together: where several feed a target, each of them can go
     alone. The control of a row is the mean over heads of the same layer that do not (score below
-    0.1), or over random sets of as many of them. feeds: the lower end of the drop's interval is
-    half of the target's score or more, and the control's drop a quarter of that at most. Beside
-    stand composition scores, by the weights alone; see `probes.composition`. A head that the whole
-    model rests on feeds its induction heads too: one that they read themselves has a K score well
-    above chance as well.
+    0.1), or over random sets of as many of them, from the layers beside where a layer has too few.
+
+    feeds: the lower end of the drop's interval is half of the target's score or more, and the
+    control's drop a quarter of that at most. Beside stand composition scores, by the weights alone;
+    see `probes.composition`. A head that the whole model rests on feeds its induction heads too:
+    one that they read themselves has a K score well above chance as well.
 
     Args:
         model: A HookedGPT.
