@@ -27,7 +27,7 @@ HeadSet = tuple[tuple[int, int], ...]
 Fill = Float[Tensor, "layer 1 #pos head d_head"]
 RunTotals = Float64[np.ndarray, "sequence run metric"]
 
-TOKENS_AT_ONCE = 2_048
+TOKENS_AT_ONCE = 1_024
 """Tokens of all runs of a chunk on a processor: more would not stay in its caches."""
 TOKENS_ON_GPU = 65_536
 """The same on a GPU, which fewer would leave idle."""

@@ -12,8 +12,11 @@ import torch
 
 from lab.naming import unknown_name
 from lab.runtime import versions
-from tests.benchmarks.rows import GROUPS, Row
+from tests.benchmarks.rows import GROUPS as FIRST_GROUPS
+from tests.benchmarks.rows import Row
+from tests.benchmarks.sweep_rows import SWEEP_GROUPS
 
+GROUPS = {**FIRST_GROUPS, **SWEEP_GROUPS}
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 HEADER = ("work", "against", "at least", "found", "", "median (fastest to slowest): ours; theirs")
 
