@@ -208,7 +208,7 @@ def pairs(model: HookedGPT) -> tuple[Tensor, Tensor, Answers]:
 
 def test_patches_and_lens_are_the_same(views):
     clean, corrupt, asked = pairs(views[0])
-    for activation in ("resid_pre", "attn_out", "mlp_out", "z", "k", "pattern"):
+    for activation in ("resid_pre", "mlp_out", "z", "k", "pattern"):
         got, wanted = (
             patch_activations(view, clean, corrupt, activation=activation, answers=asked)
             for view in reversed(views)
