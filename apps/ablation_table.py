@@ -8,6 +8,7 @@ from typing import Any
 
 from apps.console import grouped, say, say_table
 from lab.naming import counted, head_label
+from probes.evidence_card import shown_label
 
 Row = Mapping[str, Any]
 
@@ -96,15 +97,20 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
         say(f"the {TOP} largest of {counted(len(rows), 'pair')}; the others with --all-heads")
 
 
-def say_groups(rows: Sequence[Row]) -> None:
-    """Print what groups of heads cost together, beside as many others, and each head's verdict."""
+def say_groups(rows: Sequence[Row], task: str | None) -> None:
+    """Print what groups of heads cost together, beside as many others, and each head's verdict.
+
+    Args:
+        rows: Rows of the redundancy table.
+        task: The task that the model was read on, if it was: its own heads bear its name.
+    """
     groups = [row for row in rows if row["head"] is None]
     titles = ["together", "95 % interval", "sum of\nsingle ones", "as many\nothers"]
     say_table(
         ["group", "heads", *titles, "of the\nsame layers"],
         [
             [
-                row["group"],
+                shown_label(row["group"], task),
                 f"{len(row['heads'].split(','))}",
                 signed(row["delta"]),
                 interval(row),
@@ -122,7 +128,7 @@ def say_groups(rows: Sequence[Row]) -> None:
         [
             [
                 head_label(row["layer"], row["head"]),
-                row["group"],
+                shown_label(row["group"], task),
                 signed(row["delta"]),
                 interval(row),
                 signed(row["last"]),

@@ -125,7 +125,7 @@ def run_ablate(arguments: list[str]) -> int:
     with long_work("ablating", *asked, device=subject.model.W_E.device) as work:
         frame = measured(form, subject, chosen, ablation, heads, **work)
     say_heading(subject.title, [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)])
-    say_rows(form, frame)
+    say_rows(form, frame, chosen.task)
     if out is not None:
         facts = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
         write_and_say(out, {str(frame.attrs["table"]): frame}, drawn(form, frame), facts)
@@ -168,13 +168,13 @@ def measured(
     )
 
 
-def say_rows(form: AblateForm, frame: "pd.DataFrame") -> None:
+def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None) -> None:
     """Print the table that was asked for, and how it is to be read."""
     from probes.tables import json_rows
 
     rows = json_rows(frame)
     if form.groups:
-        say_groups(rows)
+        say_groups(rows, task)
     elif form.pairs:
         say_pairs(rows, everything=form.all_heads)
     elif form.heads:
@@ -188,12 +188,14 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame") -> None:
 
 def drawn(form: AblateForm, frame: "pd.DataFrame") -> "dict[str, Figure]":
     """Draw the table that was asked for, where there is a picture of it."""
-    from probes.plots import plot_effects, plot_joint
+    from probes.plots import plot_effects, plot_joint, plot_pairs
     from probes.plots.canvas import figure_of
 
     if form.groups:
         names = frame["group"].unique().tolist()
         return {f"joint-{name}": figure_of(plot_joint(frame, group=name)) for name in names}
-    if form.pairs or form.heads:
+    if form.pairs:
+        return {"pairs": figure_of(plot_pairs(frame))}
+    if form.heads:
         return {}
     return {"ablation": figure_of(plot_effects(frame, metric=form.metrics[0]))}
