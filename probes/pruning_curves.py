@@ -114,15 +114,16 @@ def pruning_curve(
         ValueError: An unknown name, steps out of range, the same sequences twice, a reference
             that cannot be folded in, or the ledger of another request.
     """
-    orders = [order] if isinstance(order, str) else list(order)
     require_whole("seeds", seeds, 0)
     require_seed(seed)
-    if seeds and "random" not in orders:
-        orders.append("random")
+    asked = [order] if isinstance(order, str) else order
+    orders = list(dict.fromkeys([*asked, "random"] if seeds else asked))
     if mode not in MODES:
         raise ValueError(unknown_name("pruning mode", mode, MODES))
     if mode == "mean":
         mean_writes(model, (), reference)  # says what is wrong with the reference
+    else:
+        reference = None
     selection, others = as_batch(batch), as_batch(held_out)
     probe_input(model, batch)
     x = probe_input(model, held_out)
@@ -152,6 +153,7 @@ def pruning_curve(
         **provenance(model, x.tokens),
         "selection_sha256": digest(selection.tokens.cpu().contiguous().numpy().tobytes()),
         "chosen_by": chosen_by.name,
+        "penalty": penalty,
         "bootstrap_seed": seed,
         "reference": None if reference is None else reference.name,
         "reference_sha256": None if reference is None else reference.sha256,

@@ -280,6 +280,28 @@ class TestCurve:
         with pytest.raises(ValueError, match="ledger"):
             pruning_curve(model, batch[:6], **given, ledger=tmp_path)
 
+    def test_a_reference_that_is_not_asked_for_fills_nothing(
+        self, search: Search, held_out: Batch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from probes import pruning_orders
+
+        seen: list[object] = []
+        learn = pruning_orders.learn_gates
+
+        def spied(model: HookedGPT, batch: Batch, **given: object) -> object:
+            seen.append(given["reference"])
+            return learn(model, batch, steps=2, **given)
+
+        monkeypatch.setattr(pruning_orders, "learn_gates", spied)
+        mean = mean_of(search.model, search.batch)
+        for mode in ("zero", "mean"):
+            curve = pruning_curve(
+                search.model, search.batch, "learned", held_out=held_out, steps=[2], seeds=0,
+                mode=mode, reference=mean,
+            )  # fmt: skip
+            assert curve.attrs["reference"] == (None if mode == "zero" else "train")
+        assert seen == [None, mean]
+
     def test_solved_models_are_judged_by_their_margin(self, held_out: Batch) -> None:
         """Tokens that always follow: the model is right everywhere, whatever its loss."""
         from lab.config import ModelConfig
