@@ -28,6 +28,9 @@ from probes.schemas.cause import ABLATION
 from probes.sweep import MEMORY, Ablation, HeadSet, Progress, Swept, sweep_sets
 from probes.tables import digest, make_table
 
+MOST_HEADS_WITH_LAYERS = 100
+"""In a model of more heads, a sweep leaves whole layers out unless it is asked for them."""
+
 
 def ablation_sweep(
     model: HookedGPT,
@@ -39,6 +42,7 @@ def ablation_sweep(
     value: float = 0.0,
     positions: Sequence[int] | None = None,
     sets: Iterable[Iterable[Sequence[int]]] | None = None,
+    whole_layers: bool | None = None,
     metrics: Iterable[str | MetricFunction] = DEFAULT_METRICS,
     attention_mask: GivenMask | None = None,
     memory: int = MEMORY,
@@ -64,6 +68,8 @@ def ablation_sweep(
         positions: Positions at which they are ablated; None: all.
         sets: Sets of (layer, head) pairs instead of every head and every layer; a row's layer is
             then the lowest of its set.
+        whole_layers: Ablate each layer's heads together, too; None: in models of up to
+            MOST_HEADS_WITH_LAYERS heads, where that is what shows stand-ins at little cost.
         metrics: Names out of METRICS in `probes.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         memory: Bytes that activations may take at once: speed, not results, depends on it.
@@ -83,7 +89,10 @@ def ablation_sweep(
         reference=reference,
         donors=donors,
     )
-    chosen, singles = default_sets(model.config) if sets is None else given_sets(sets)
+    if sets is None:
+        chosen, singles = default_sets(model.config, whole_layers)
+    else:
+        chosen, singles = given_sets(sets)
     swept = sweep_sets(
         model,
         batch,
@@ -108,14 +117,22 @@ def ablation_sweep(
     return ablation_table(swept, singles, mode, about, seed)
 
 
-def default_sets(config: ModelConfig) -> tuple[list[HeadSet], list[bool]]:
-    """Return every head and, after those of a layer, all of them; and which set is one head."""
+def default_sets(
+    config: ModelConfig, whole_layers: bool | None
+) -> tuple[list[HeadSet], list[bool]]:
+    """Return every head, maybe with its whole layer after it; and which set is one head."""
+    if whole_layers is None:
+        n_heads = sum(config.n_heads_of(layer) for layer in range(config.n_layers))
+        whole_layers = n_heads <= MOST_HEADS_WITH_LAYERS
     sets: list[HeadSet] = []
     singles: list[bool] = []
     for layer in range(config.n_layers):
         heads = tuple((layer, head) for head in config.heads_of(layer))
-        sets += [*((head,) for head in heads), *([heads] if heads else [])]
-        singles += [*(True for _ in heads), *([False] if heads else [])]
+        sets += [(head,) for head in heads]
+        singles += [True] * len(heads)
+        if heads and whole_layers:
+            sets.append(heads)
+            singles.append(False)
     return sets, singles
 
 

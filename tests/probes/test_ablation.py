@@ -8,8 +8,9 @@ from lab.evaluation import evaluate
 from lab.gates import HeadGates
 from lab.naming import parse_head
 from lab.tasks.registry import get_task
-from probes.ablation import ablation_sweep, mean_reference
+from probes.ablation import ablation_sweep, head_donors, mean_reference
 from probes.schemas.cause import ABLATION
+from probes.sweep import Ablation, sweep_sets
 
 TASK = get_task("reversal", length=6, n_symbols=4)
 
@@ -133,3 +134,53 @@ def test_plain_tokens_are_scored_on_every_next_token(small_model, repeating_batc
     assert rows["baseline"]["exact_match"] == right.all(1).double().mean().item()
     assert np.isfinite(frame["delta"]).all()
     assert np.isnan(ablation_sweep(small_model, tokens[:, :1], metrics=["loss"])["baseline"]).all()
+
+
+def test_whole_layers_are_left_out_of_large_models_unless_asked_for(build_model, repeating_batch):
+    model = build_model(n_layers=1, n_heads=101, d_head=2)
+    few = repeating_batch[:1]
+    large = ablation_sweep(model, few, metrics=["loss"])
+    assert large["head"].tolist() == list(range(101))
+    asked = ablation_sweep(model, few, metrics=["loss"], whole_layers=True)
+    assert asked["head"].isna().tolist() == [False] * 101 + [True]
+    small = ablation_sweep(build_model(), few, metrics=["loss"], whole_layers=False)
+    assert small["heads"].tolist() == ["L0H0", "L0H1", "L0H2", "L1H0", "L1H1", "L1H2"]
+
+
+def test_sets_over_layers_donors_positions_and_parts_reach_the_table(small_model, repeating_batch):
+    """Every argument is handed on: the numbers are those of the sweep, and attrs tell which."""
+    donors = head_donors(small_model, TASK.sample(8, seed=0, split="reference"), name="eight")
+    sets = [[[1, 2], [0, 1]], [[1, 0], [1, 1]]]
+    frame = ablation_sweep(
+        small_model,
+        repeating_batch,
+        "resample",
+        donors=donors,
+        value=0.25,
+        positions=[7, 8],
+        sets=sets,
+        metrics=["margin", "kl"],
+        seed=5,
+    )
+    ablation = Ablation(mode="resample", donors=donors, value=0.25, positions=(7, 8))
+    swept = sweep_sets(
+        small_model, repeating_batch, sets, ablation=ablation, metrics=["margin", "kl"]
+    )
+    assert frame["heads"].tolist() == ["L0H1,L1H2"] * 2 + ["L1H0,L1H1"] * 2
+    assert frame["layer"].tolist() == [0, 0, 1, 1]
+    assert frame["head"].isna().all()
+    assert frame["metric"].tolist() == ["margin", "kl"] * 2
+    assert frame["unit"].tolist() == ["logit", "nats"] * 2
+    assert frame["delta"].tolist() == swept.deltas(seed=5).delta.flatten().tolist()
+    assert frame["ci_high"].tolist() == swept.deltas(seed=5).ci_high.flatten().tolist()
+    assert frame.attrs["reference"] == "eight"
+    assert frame.attrs["ablation"] == {
+        "mode": "resample",
+        "value": 0.25,
+        "positions": [7, 8],
+        "fill": "eight",
+        "fill_sha256": donors.sha256,
+        "n_donors": 8,
+    }
+    with pytest.raises(ValueError, match=r"a set of heads must be at least one .* pair, got none"):
+        ablation_sweep(small_model, repeating_batch, sets=[()])
