@@ -113,5 +113,5 @@ def tensor_digest(*tensors: Tensor) -> str:
     """Return the sha256 of the bytes of some tensors, one after the other."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
