@@ -40,7 +40,7 @@ KEPT = ((3, 5), (), (0, 1, 2))
 KEYS_LEFT = {1: 1 + 1, 2: 1 + 1, 3: 2 + 2, 6: 2 + 3}
 """Key heads that are left, by how many there were."""
 
-Build = Callable[..., HookedGPT]
+Heads = tuple[tuple[int, int], ...]
 
 
 def make(name: str, dtype: torch.dtype) -> HookedGPT:
@@ -68,7 +68,7 @@ def mean_z(model: HookedGPT) -> Reference:
     return Reference(name="test", sha256="0" * 64, z=z.unsqueeze(1))
 
 
-def ablated(model: HookedGPT, heads: object, mean: Reference | None, tokens: Tensor) -> Tensor:
+def ablated(model: HookedGPT, heads: Heads, mean: Reference | None, tokens: Tensor) -> Tensor:
     """Run the unpruned model with hooks that overwrite z."""
 
     def edit(z: Tensor, hook: object, layer: int) -> Tensor:
