@@ -18,6 +18,7 @@ from lab.runs import Run, check_run_name, list_runs, runs_home
 from lab.vocab import SPECIAL_SYMBOLS
 
 if TYPE_CHECKING:
+    from apps.studio.pruning import Curve
     from lab.gates import GateTensors, HeadGates, Reference
     from lab.model import HookedGPT
     from lab.tasks.base import Batch, Task
@@ -98,6 +99,19 @@ def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
             f"write it again with `headlab report {_run.name}`"
         )
     return data
+
+
+def pruning_curve(view: View) -> "Curve | None":
+    """Return the pruning curve of the run's report; None: it is of another checkpoint, or missing.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    from apps.studio.pruning import FILE, read_curve
+
+    run = view.run
+    trained = view.step == max(run.steps, default=run.config.steps)
+    return read_curve(run.file(FILE)) if trained and FILE in run.files else None
 
 
 @st.cache_data(max_entries=32, show_spinner="Measuring the heads")

@@ -191,6 +191,16 @@ def test_the_ablate_page_without_ablation_shows_the_baseline_only(home):
     assert len(page.get("vega_lite_chart")) == 4
 
 
+def test_a_step_of_the_curve_chooses_the_heads_to_remove(home):
+    page = opened().switch_page("screens/prune.py").run()
+    assert "no head" in texts(page)
+    page.slider(key="curve_step_tiny").set_value(2).run()
+    names = next(text.value for text in page.text if text.value.count("H") == 2).split()
+    press(page, "Choose these heads")
+    assert page.multiselect(key="abl").value == sorted(names)
+    assert 'data-metric="exact_match"' in table(page)
+
+
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_heads_are_removed_verified_and_opened(home, tmp_path, monkeypatch, mode):
     shutil.copytree(home / "tiny", tmp_path / "tiny")

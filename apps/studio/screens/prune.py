@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from apps.studio import loaders, panels, tables, widgets
+from apps.studio import loaders, panels, pruning, tables, widgets
 from apps.studio.address import View
 from apps.studio.panels import Scene
 
@@ -20,6 +20,48 @@ def draw(scene: Scene) -> None:
             widgets.note("numbers", f"Ablated: by gates, before anything is removed.{filled}")
         export(view)
         result(view)
+    how_small(view)
+
+
+def how_small(view: View) -> None:
+    """Show what is left as heads go, from the run's report, and let a step of it be chosen."""
+    curve = loaders.pruning_curve(view)
+    if curve is None:
+        return
+    st.subheader("How small can it get?", anchor=False)
+    left, right = st.columns([12, 10], gap="medium")
+    with right:
+        step = st.slider(
+            "Heads to remove, in the greedy order",
+            0,
+            len(curve.gone) - 1,
+            key=f"curve_step_{view.run.name}",
+            width=320,
+        )
+        st.text(" ".join(curve.gone[step]) or "no head")
+        st.button(
+            "Choose these heads",
+            on_click=choose,
+            args=(sorted(curve.gone[step]),),
+            icon=":material/checklist:",
+        )
+        widgets.note(
+            "curve",
+            "In each step the head whose ablation costs least goes, chosen on other sequences than "
+            f"those shown. Grey: {curve.n_orders} random orders. From the run's report.",
+        )
+    with left, st.container(key="curve"):
+        st.altair_chart(
+            pruning.curve_chart(curve, step),
+            width="content",
+            theme=None,
+            alt="Exact match on held-out sequences by heads removed, greedy and random orders",
+        )
+
+
+def choose(labels: list[str]) -> None:
+    """Ablate some heads: the callback of the button."""
+    st.session_state["abl"] = labels
 
 
 def export(view: View) -> None:
