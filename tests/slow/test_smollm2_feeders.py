@@ -54,7 +54,9 @@ def test_the_command_names_them_in_less_than_five_minutes(
     joint = frame[frame["head"].isna()]
     assert len(joint) == len(frame.groupby(["target_layer", "target_head"])) >= 5
     # All heads that look back, together: no induction head keeps more than a tenth of its score.
-    assert joint["feeds"].all() and (joint["ablated"] < 0.12 * joint["baseline"]).all()
+    # As many others cost much too, since some of them carry the whole model: see their loss.
+    assert (joint["ablated"] < 0.12 * joint["baseline"]).all()
+    assert (joint["ci_low"] > joint["control"]).all()
     row = rows_of(singles, "L16H0").loc[(17, 3)]
     assert row["feeds"] and row["previous"] > 0.8
     assert row["ci_low"] > 0.9 * row["baseline"] > 0.6
