@@ -198,9 +198,7 @@ class SequenceRuns:
 
     def normalised(self, rows: Float[Tensor, "batch tail d_model"]) -> Float[Tensor, "row d_model"]:
         """Return what is unembedded of the rows that count, out of all from `first` on."""
-        first, end = row_span(self.batch.loss_mask)
-        chosen = rows[:, : end - first][self.batch.loss_mask[:, first:end]]
-        return self.request.model.ln_final(chosen.unsqueeze(0)).squeeze(0)
+        return self.request.model.ln_final(self.scored_stream(rows).unsqueeze(0)).squeeze(0)
 
     def gated_logits(self, gates: GateTensors | None) -> Float[Tensor, "row d_vocab"]:
         """Return the logits of the rows that count from a pass through the whole model."""
