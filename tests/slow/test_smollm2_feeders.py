@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -27,10 +27,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
-
-
-def rows_of(frame: pd.DataFrame, feeder: str) -> pd.DataFrame:
-    return frame[frame["heads"] == feeder].set_index(["target_layer", "target_head"])
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -57,14 +53,14 @@ def test_the_command_names_them_in_less_than_five_minutes(
     # As many others cost much too, since some of them carry the whole model: see their loss.
     assert (joint["ablated"] < 0.12 * joint["baseline"]).all()
     assert (joint["ci_low"] > joint["control"]).all()
-    row = rows_of(singles, "L16H0").loc[(17, 3)]
+    of_one = singles[(singles["target_layer"] == 17) & (singles["target_head"] == 3)]
+    row: Any = of_one[of_one["heads"] == "L16H0"].iloc[0]
     assert row["feeds"] and row["previous"] > 0.8
     assert row["ci_low"] > 0.9 * row["baseline"] > 0.6
     assert abs(row["control"]) < 0.02 and row["n_controls"] >= 3
     assert row["loss_ci_low"] > 4.0 and row["loss_control"] < 0.5
     # The weights say so too, here.
-    others = singles[(singles["target_layer"] == 17) & (singles["target_head"] == 3)]
-    assert others.loc[others["k_composition"].idxmax(), "heads"] == "L16H0"
+    assert of_one.loc[of_one["k_composition"].idxmax(), "heads"] == "L16H0"
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -72,7 +68,7 @@ def test_all_of_it_goes_through_what_later_heads_look_at(smollm2: HookedGPT) -> 
     """Published: 0.742 of 0.750 on 8 sequences of two blocks of 40, ids 1000 to 40000 behind 1."""
     pair = repeated_pair(smollm2, n_sequences=8, block=40, prefix=1, ids=range(1000, 40_000))
     frame = feeder_scores(smollm2, pair, targets=[(17, 3)], feeders=[(16, 0)], frozen=True)
-    row = frame.iloc[0]
+    row: Any = frame.iloc[0]
     assert row["baseline"] == pytest.approx(0.75, abs=0.05)
     assert row["drop"] == pytest.approx(0.742, abs=0.05)
     assert row["ci_low"] > 0.9 * row["baseline"]
