@@ -60,7 +60,8 @@ def test_the_command_names_them_in_less_than_five_minutes(
     assert abs(row["control"]) < 0.02 and row["n_controls"] >= 3
     assert row["loss_ci_low"] > 4.0 and row["loss_control"] < 0.5
     # The weights say so too, here.
-    assert of_one.loc[of_one["k_composition"].idxmax(), "heads"] == "L16H0"
+    strongest: Any = of_one.sort_values("k_composition").iloc[-1]
+    assert strongest["heads"] == "L16H0"
 
 
 @pytest.mark.usefixtures("two_threads")
