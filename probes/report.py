@@ -250,7 +250,8 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         "heads": json_rows(found.heads),
         "labels": json_rows(found.labels),
         "ablation": json_rows(found.ablation),
-        "causes": {name: json_rows(frame) for name, frame in causes.items()},
+        # Of the curve, which has a row for every step of every random order, what it comes to.
+        "causes": {name: json_rows(frame) for name, frame in causes.items() if name != "pruning"},
     }
     page = report_page(
         title=subject.title,

@@ -75,15 +75,16 @@ def measure_causes(subject: Subject, labels: pd.DataFrame) -> Causes:
     redundancy = shapley = study = curve = spare = None
     if ablated and groups:
         redundancy = head_redundancy(model, batch, groups, every_set=every_set)
+    metric = metric_for(model, batch) if ablated else "loss"
     if ablated:
-        metric = metric_for(model, batch)
         study = first_order_study(model, batch, metric=metric)
     if 1 < n_heads <= MOST_EXACT:
         heads = list(zip(labels["layer"].tolist(), labels["head"].tolist(), strict=True))
         shapley = shapley_values(model, batch, heads)
     if 1 < n_heads <= MOST_PRUNED and subject.batch is not subject.reference:
         selection = subject.reference[:SEQUENCES]
-        curve = pruning_curve(model, selection, held_out=batch)
+        wanted = dict.fromkeys((metric, "exact_match"))
+        curve = pruning_curve(model, selection, held_out=batch, metric=metric, metrics=list(wanted))
         spare = heads_to_spare(curve, "exact_match")
     return Causes(
         redundancy=redundancy, shapley=shapley, first_order=study, pruning=curve, removable=spare
