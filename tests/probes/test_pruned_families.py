@@ -37,6 +37,12 @@ FIRST = ((0, 0), (0, 4), *((1, head) for head in range(N_HEADS)))
 THEN = ((0, 1), (0, 2), (2, 3), (2, 4), (2, 5))
 """Removed later: of 3 heads a key whole groups, of 2 heads a key one and a half."""
 KEPT = ((3, 5), (), (0, 1, 2))
+TYPICAL = ("gpt2, odd d_head", "llama, 3 heads a key, d_head 7", "neox")
+"""A bias on everything, shared keys, parallel blocks: the others' means are slow tests."""
+MEANS = [
+    (name, "mean") if name in TYPICAL else pytest.param(name, "mean", marks=pytest.mark.slow)
+    for name in FAMILIES
+]
 KEYS_LEFT = {1: 1 + 1, 2: 1 + 1, 3: 2 + 2, 6: 2 + 3}
 """Key heads that are left, by how many there were."""
 
@@ -84,8 +90,7 @@ def ablated(model: HookedGPT, heads: Heads, mean: Reference | None, tokens: Tens
     return model.run_with_hooks(tokens, fwd_hooks=hooks)
 
 
-@pytest.mark.parametrize("mode", ["zero", "mean"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "mode"), [*((name, "zero") for name in FAMILIES), *MEANS])
 def test_pruned_twice_with_a_folder_in_between(name: str, mode: str, tmp_path: Path) -> None:
     for dtype, limit in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         model = make(name, dtype)
@@ -139,8 +144,8 @@ def test_generation_with_a_cache_token_for_token(name: str) -> None:
     assert len(set(got[:, 4:].flatten().tolist())) >= 4  # no rut, in which anything agrees
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_certificate_for_every_family(name: str) -> None:
+@pytest.mark.parametrize("name", TYPICAL)
+def test_a_certificate(name: str) -> None:
     model = make(name, torch.float32)
     gates = HeadGates.ablate(FIRST, like=model)
     pruned = prune_heads(model, FIRST)
@@ -175,7 +180,7 @@ def test_planted_heads_that_do_nothing_can_go(options: dict[str, object]) -> Non
 def test_no_order_of_removal_matters(tmp_path: Path) -> None:
     """One head after the other, saved and loaded each time, in two orders: the same bits."""
     model = make("llama, 3 heads a key, d_head 7", torch.float64)
-    heads = [(0, 0), (0, 2), (0, 1), (2, 5), (1, 3)]
+    heads = [(0, 0), (0, 2), (0, 1)]
     ends = []
     for number, order in enumerate((heads, heads[::-1])):
         pruned = model

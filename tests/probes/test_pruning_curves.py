@@ -262,18 +262,18 @@ class TestCurve:
     def test_an_interrupted_search_goes_on_with_the_same_bits(
         self, model: HookedGPT, batch: Batch, held_out: Batch, tmp_path: Path
     ) -> None:
-        given = {"held_out": held_out, "seeds": 2, "metrics": ["loss"], "steps": [1, 2, 3]}
+        given = {"held_out": held_out, "seeds": 1, "metrics": ["loss"], "steps": [1, 2]}
         whole = pruning_curve(model, batch, **given)
 
         def interrupt(done: int, total: int) -> None:
-            if done == 7:
+            if done == 5:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             pruning_curve(model, batch, **given, ledger=tmp_path, progress=interrupt)
         kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
         places = {path.parent.name for path in kept}
-        assert {"greedy-6", "greedy-5", "greedy-4"} < places and len(places) > 3
+        assert {"greedy-6", "greedy-5"} < places and len(places) > 2
         again = pruning_curve(model, batch, **given, ledger=tmp_path)
         pd.testing.assert_frame_equal(again, whole, check_exact=True)
         assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
