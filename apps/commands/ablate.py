@@ -19,10 +19,10 @@ from apps.commands.arguments import (
 )
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
-from apps.long_work import long_work
+from apps.kept_sweeps import long_work
 from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
-from apps.scored_input import (
+from apps.scored_sequences import (
     MODES,
     REPEATED_SEQUENCES,
     ScoredInput,

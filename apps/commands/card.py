@@ -10,7 +10,7 @@ from tyro.conf import arg
 from apps.card_table import say_card
 from apps.commands.arguments import check_out, fill_in
 from apps.console import say, say_facts
-from apps.progress import progress_bar
+from apps.progress_bars import progress_bar
 
 if TYPE_CHECKING:
     from probes.card import Card

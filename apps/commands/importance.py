@@ -10,10 +10,10 @@ from apps.commands.arguments import check_out, fill_in, listed
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
 from apps.importance_table import say_agreement, say_importance
-from apps.long_work import long_work
+from apps.kept_sweeps import long_work
 from apps.opened_run import SEQUENCES
 from apps.output_folder import write_and_say
-from apps.scored_input import (
+from apps.scored_sequences import (
     REPEATED_SEQUENCES,
     ScoredInput,
     ablation_facts,

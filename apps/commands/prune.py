@@ -10,10 +10,10 @@ from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
 from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
-from apps.progress import progress_bar
+from apps.progress_bars import progress_bar
 from apps.pruned_model import default_place, place_given, write_model
 from apps.pruning_table import say_curve, say_removable
-from apps.scored_input import TOPIC_SEQUENCES, ScoredInput, split_input
+from apps.scored_sequences import TOPIC_SEQUENCES, ScoredInput, split_input
 from apps.subject import Subject, open_subject, require_heads
 from lab.config import require_whole
 from lab.packaged import KNOWN

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.console import is_main_process
-from apps.progress import progress_bar
+from apps.progress_bars import progress_bar
 
 if TYPE_CHECKING:
     import torch
