@@ -20,7 +20,7 @@ from lab.naming import quoted
 from lab.partial_pass import Edits, WholePass, can_be_entered, edited_rows, whole_pass
 from lab.shapes import PositionMask
 from lab.tasks.base import Batch
-from probes.metrics import Metric
+from probes.metrics import Metric, MetricFunction
 
 HeadSet = tuple[tuple[int, int], ...]
 """(layer, head) pairs in the ids of the original model; none at all is the whole model."""
@@ -102,10 +102,13 @@ class Scored:
             rows = slice(start, start + step)
             read = logits[rows] if bias is None else logits[rows] + bias
             read = read.to(self.baseline.dtype)
+            found: dict[MetricFunction, Tensor] = {}
             for i, metric in enumerate(metrics):
-                found = metric.of_rows(read, self.targets[rows], self.baseline[rows])
-                require_a_number_a_row(metric, found, len(read))
-                values[rows, i] = found.double()
+                if metric.of_rows not in found:  # two of ours are means of the same numbers
+                    new = metric.of_rows(read, self.targets[rows], self.baseline[rows])
+                    require_a_number_a_row(metric, new, len(read))
+                    found[metric.of_rows] = new
+                values[rows, i] = found[metric.of_rows].double()
         totals = values.new_zeros(len(self.counts), len(metrics))
         totals.index_add_(0, self.sequence, values)
         for i, metric in enumerate(metrics):
