@@ -5,7 +5,6 @@ import importlib.util
 import pytest
 
 from lab.model import HookedGPT
-from lab.naming import head_label
 from probes.composition import composition_scores
 from probes.first_order import FirstOrderStudy, first_order_study
 from probes.inputs import repeated_batch
@@ -55,7 +54,7 @@ def test_the_head_that_feeds_induction_is_missed(study: FirstOrderStudy) -> None
 def test_the_feeder_of_the_induction_head_stands_out_in_its_keys(model: HookedGPT) -> None:
     frame = composition_scores(model, readers=[(17, 3)])
     best = frame.sort_values("excess").iloc[-1]
-    assert (best["kind"], head_label(best["from_layer"], best["from_head"])) == ("K", "L16H0")
+    assert (best["kind"], best["from_layer"], best["from_head"]) == ("K", 16, 0)
     assert best["excess"] > 5 * frame["excess"].abs().median()
 
 
