@@ -11,15 +11,15 @@ Progress = Callable[[int, int], None]
 
 
 @contextmanager
-def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress | None]:
-    """Give a function that shows on stderr how much is done; None where nobody watches.
+def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress]:
+    """Give a function that shows on stderr how much is done, where somebody watches.
 
     Args:
         doing: What the work is, such as "labelling known heads".
         unit: What one part is.
     """
     if not (is_main_process() and sys.stderr.isatty()):
-        yield None
+        yield lambda done, of: None
         return
     from tqdm import tqdm
 
