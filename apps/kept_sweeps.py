@@ -2,7 +2,7 @@
 
 What is done lies in the user's cache directory, one folder for each request, so that a command that
 was interrupted, or killed, goes on when it is given again. What the folder holds, and when it is
-refused, is `probes.sweep_ledger`'s.
+refused, is `probes.ablation.ledger`'s.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.console import is_main_process
-from apps.progress_bars import progress_bar
+from apps.terminal.progress_bars import progress_bar
 
 if TYPE_CHECKING:
     import torch

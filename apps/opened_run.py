@@ -80,7 +80,7 @@ class OpenedRun:
         if mode == "zero":
             return HeadGates.ablate(heads, like=self.model)
         HeadGates.ablate(heads, like=self.model)  # says which head is unknown before the work
-        from probes.ablation import mean_reference
+        from probes.ablation.table import mean_reference
 
         mean = mean_reference(self.model, self.reference_batch())
         return HeadGates.ablate(heads, like=self.model, fill=mean).tensors(self.model, [mean])

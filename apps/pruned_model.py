@@ -1,6 +1,7 @@
 """A smaller model on the disk: where it goes, its certificate, what it reaches.
 
-What pruning does is `probes.pruning`'s; what a folder of a pruned model is, `probes.pruned_run`'s.
+What pruning does is `probes.pruning.removing`'s; what a folder of a pruned model is,
+`probes.pruning.pruned_run`'s.
 """
 
 import os
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from apps.commands.arguments import check_out
 from apps.console import remark, say_facts
-from apps.pruning_table import certified_facts, say_certificate
 from apps.subject import Subject
+from apps.terminal.pruning_table import certified_facts, say_certificate
 from lab.naming import quoted
 from lab.runs import check_run_name, runs_home
 
@@ -72,7 +73,7 @@ def write_model(
     """
     from lab.checkpoint import load_model
     from lab.evaluation import evaluate
-    from probes.pruned_run import export_pruned_model, export_pruned_run
+    from probes.pruning.pruned_run import export_pruned_model, export_pruned_run
 
     remark(f"writing {out.name}, reading it back and comparing ...")
     opened = subject.opened

@@ -15,8 +15,8 @@ from lab.naming import counted
 if TYPE_CHECKING:
     from lab.shapes import PositionMask, Tokens
     from lab.tasks.base import Batch
-    from probes.inputs import PairedInput
-    from probes.sweep import Ablation
+    from probes.ablation.sweep import Ablation
+    from probes.reading.inputs import PairedInput
 
 REPEATED_SEQUENCES = 8
 """Sequences that are said twice, unless told otherwise: a sweep of many heads reads them often."""
@@ -114,7 +114,7 @@ def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
     Raises:
         ValueError: As `scored_input`, or a file of one prompt.
     """
-    from probes.inputs import words_of
+    from probes.reading.inputs import words_of
 
     own = subject.opened is not None or form.files or form.repeated
     if not own and words_of(subject.model) is not None:
@@ -137,7 +137,7 @@ def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
 def documentation(subject: Subject, n: int) -> ScoredInput:
     """Return English text: topics to report on, and others to choose by."""
     from lab.python_topics import topic_sequences
-    from probes.reads import as_batch
+    from probes.reading.reads import as_batch
 
     tokenizer = subject.model.tokenizer
     held_out, selection = (
@@ -170,7 +170,7 @@ def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:
 
 def repeats(subject: Subject, n: int, seed: int) -> "PairedInput":
     """Draw random tokens said twice, long enough to measure a loss on the second copy."""
-    from probes.inputs import LONGEST_SCORED_BLOCK, repeated_pair
+    from probes.reading.inputs import LONGEST_SCORED_BLOCK, repeated_pair
 
     longest = LONGEST_SCORED_BLOCK
     return repeated_pair(subject.model, n_sequences=n, longest=longest, seed=seed)
@@ -192,7 +192,7 @@ def answers_of_a_task(subject: Subject, chosen: Input, batch: "Batch") -> Scored
 
 def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
     """Return a person's prompts, scored on every token but the first; padding counts nowhere."""
-    from probes.reads import as_batch
+    from probes.reading.reads import as_batch
 
     batch = real_rows(as_batch(tokens), chosen.attention_mask)
     return ScoredInput(
@@ -229,8 +229,8 @@ def ablation_of(
         ValueError: An unknown mode or value, or a mode that positions are compared in, asked of
             prompts of different lengths.
     """
-    from probes.ablation import head_donors, mean_reference
-    from probes.sweep import Ablation
+    from probes.ablation.sweep import Ablation
+    from probes.ablation.table import head_donors, mean_reference
 
     if mode != "zero" and chosen.padded:
         raise ValueError(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lab.model import HookedGPT
     from lab.shapes import PositionMask, Tokens
     from lab.tasks.base import Batch
-    from probes.prompt_files import FileKind
+    from probes.reading.prompt_files import FileKind
 
 MODEL_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 """Endings of weights: what is wrong with one is said by what reads it."""
@@ -217,7 +217,7 @@ def choose_input(
             raise ValueError(
                 f"--sequences must be left out with --{kind}, got {sequences}; every line counts"
             )
-        from probes.prompt_files import read_prompts
+        from probes.reading.prompt_files import read_prompts
 
         task = None if subject.opened is None else subject.opened.task
         read = read_prompts(path, kind, subject.model, task=task)

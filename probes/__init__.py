@@ -8,38 +8,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probes.ablation import ablation_sweep, head_donors, mean_reference
-    from probes.answers import Answers
-    from probes.attribution import logit_attribution
-    from probes.attribution_patching import estimated_ablations, estimated_patches
-    from probes.composition import composition_scores
-    from probes.copying import copying_scores
-    from probes.distances import head_distances
-    from probes.edges import edge_attribution
-    from probes.entropy import entropy_profile
-    from probes.feeders import feeder_scores
-    from probes.film import film_checkpoints, find_onsets
-    from probes.film_writer import FilmSettings, FilmWriter
-    from probes.first_order import first_order_study
-    from probes.heads import score_heads
-    from probes.importance import head_importance
-    from probes.inputs import content_control, repeated_batch, repeated_pair
-    from probes.label_rules import Cuts
-    from probes.labels import label_heads, label_study
-    from probes.lens import logit_lens
-    from probes.offsets import offset_spectrum
-    from probes.patching import patch_activations
-    from probes.peaks import head_peaks
-    from probes.pruning import prune_heads
-    from probes.pruning_curves import pruning_curve, random_band, removable
-    from probes.redundancy import head_redundancy, label_groups
+    from probes.ablation.redundancy import head_redundancy, label_groups
+    from probes.ablation.shapley import shapley_values
+    from probes.ablation.sweep import Ablation, sweep_sets
+    from probes.ablation.table import ablation_sweep, head_donors, mean_reference
+    from probes.attention.distances import head_distances
+    from probes.attention.entropy import entropy_profile
+    from probes.attention.heads import score_heads
+    from probes.attention.offsets import offset_spectrum
+    from probes.attention.peaks import head_peaks
+    from probes.borrowed.answers import Answers
+    from probes.borrowed.attribution import logit_attribution
+    from probes.borrowed.edges import edge_attribution
+    from probes.borrowed.lens import logit_lens
+    from probes.borrowed.patching import patch_activations
+    from probes.feeders.composition import composition_scores
+    from probes.feeders.scores import feeder_scores
+    from probes.film.frames import film_checkpoints, find_onsets
+    from probes.film.writer import FilmSettings, FilmWriter
+    from probes.first_order.agreement import first_order_study
+    from probes.first_order.attribution_patching import estimated_ablations, estimated_patches
+    from probes.first_order.importance import head_importance
+    from probes.first_order.self_repair import repair_split
+    from probes.labels.rules import Cuts
+    from probes.labels.study import label_heads, label_study
+    from probes.pruning.curves import pruning_curve, random_band, removable
+    from probes.pruning.removing import prune_heads
+    from probes.pruning.survivors import survivor_labels
+    from probes.reading.inputs import content_control, repeated_batch, repeated_pair
     from probes.registry import get_probe, probe_names
-    from probes.report import write_report
-    from probes.self_repair import repair_split
-    from probes.shapley import shapley_values
-    from probes.survivors import survivor_labels
-    from probes.sweep import Ablation, sweep_sets
-    from probes.values import head_values
+    from probes.report.folder import write_report
+    from probes.writing.copying import copying_scores
+    from probes.writing.values import head_values
 
 __all__ = [
     "Ablation",
@@ -90,51 +90,51 @@ __all__ = [
 ]
 
 WHERE = {
-    "Ablation": "probes.sweep",
-    "Answers": "probes.answers",
-    "Cuts": "probes.label_rules",
-    "FilmSettings": "probes.film_writer",
-    "FilmWriter": "probes.film_writer",
-    "ablation_sweep": "probes.ablation",
-    "composition_scores": "probes.composition",
-    "content_control": "probes.inputs",
-    "copying_scores": "probes.copying",
-    "edge_attribution": "probes.edges",
-    "entropy_profile": "probes.entropy",
-    "estimated_ablations": "probes.attribution_patching",
-    "estimated_patches": "probes.attribution_patching",
-    "feeder_scores": "probes.feeders",
-    "film_checkpoints": "probes.film",
-    "find_onsets": "probes.film",
-    "first_order_study": "probes.first_order",
+    "Ablation": "probes.ablation.sweep",
+    "Answers": "probes.borrowed.answers",
+    "Cuts": "probes.labels.rules",
+    "FilmSettings": "probes.film.writer",
+    "FilmWriter": "probes.film.writer",
+    "ablation_sweep": "probes.ablation.table",
+    "composition_scores": "probes.feeders.composition",
+    "content_control": "probes.reading.inputs",
+    "copying_scores": "probes.writing.copying",
+    "edge_attribution": "probes.borrowed.edges",
+    "entropy_profile": "probes.attention.entropy",
+    "estimated_ablations": "probes.first_order.attribution_patching",
+    "estimated_patches": "probes.first_order.attribution_patching",
+    "feeder_scores": "probes.feeders.scores",
+    "film_checkpoints": "probes.film.frames",
+    "find_onsets": "probes.film.frames",
+    "first_order_study": "probes.first_order.agreement",
     "get_probe": "probes.registry",
-    "head_distances": "probes.distances",
-    "head_donors": "probes.ablation",
-    "head_importance": "probes.importance",
-    "head_peaks": "probes.peaks",
-    "head_redundancy": "probes.redundancy",
-    "head_values": "probes.values",
-    "label_groups": "probes.redundancy",
-    "label_heads": "probes.labels",
-    "label_study": "probes.labels",
-    "logit_attribution": "probes.attribution",
-    "logit_lens": "probes.lens",
-    "mean_reference": "probes.ablation",
-    "offset_spectrum": "probes.offsets",
-    "patch_activations": "probes.patching",
+    "head_distances": "probes.attention.distances",
+    "head_donors": "probes.ablation.table",
+    "head_importance": "probes.first_order.importance",
+    "head_peaks": "probes.attention.peaks",
+    "head_redundancy": "probes.ablation.redundancy",
+    "head_values": "probes.writing.values",
+    "label_groups": "probes.ablation.redundancy",
+    "label_heads": "probes.labels.study",
+    "label_study": "probes.labels.study",
+    "logit_attribution": "probes.borrowed.attribution",
+    "logit_lens": "probes.borrowed.lens",
+    "mean_reference": "probes.ablation.table",
+    "offset_spectrum": "probes.attention.offsets",
+    "patch_activations": "probes.borrowed.patching",
     "probe_names": "probes.registry",
-    "prune_heads": "probes.pruning",
-    "pruning_curve": "probes.pruning_curves",
-    "random_band": "probes.pruning_curves",
-    "removable": "probes.pruning_curves",
-    "repair_split": "probes.self_repair",
-    "repeated_batch": "probes.inputs",
-    "repeated_pair": "probes.inputs",
-    "score_heads": "probes.heads",
-    "shapley_values": "probes.shapley",
-    "survivor_labels": "probes.survivors",
-    "sweep_sets": "probes.sweep",
-    "write_report": "probes.report",
+    "prune_heads": "probes.pruning.removing",
+    "pruning_curve": "probes.pruning.curves",
+    "random_band": "probes.pruning.curves",
+    "removable": "probes.pruning.curves",
+    "repair_split": "probes.first_order.self_repair",
+    "repeated_batch": "probes.reading.inputs",
+    "repeated_pair": "probes.reading.inputs",
+    "score_heads": "probes.attention.heads",
+    "shapley_values": "probes.ablation.shapley",
+    "survivor_labels": "probes.pruning.survivors",
+    "sweep_sets": "probes.ablation.sweep",
+    "write_report": "probes.report.folder",
 }
 
 

@@ -4,7 +4,7 @@
 """
 
 from lab.naming import article
-from probes.label_rules import CLASSES, CONTENT, CUTS, ELSEWHERE_BELOW
+from probes.labels.rules import CLASSES, CONTENT, CUTS, ELSEWHERE_BELOW
 from probes.measures import MEASURES, MeasureEntry
 from probes.registry import PROBES, ProbeEntry
 from probes.schemas.columns import Schema

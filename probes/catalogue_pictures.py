@@ -17,13 +17,12 @@ from scipy.special import expit
 from lab.naming import article, head_label
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
+from probes.attention.entropy import entropy_profile
+from probes.attention.maps import attention_map
+from probes.attention.offsets import offset_spectrum
 from probes.catalogue import PICTURES, probes_as_markdown
-from probes.entropy import entropy_profile
-from probes.figures import label_sheet
-from probes.film import find_onsets
-from probes.labels import label_heads
-from probes.maps import attention_map
-from probes.offsets import offset_spectrum
+from probes.film.frames import find_onsets
+from probes.labels.study import label_heads
 from probes.planted import Planted, PlantedHead, plant
 from probes.plots import (
     new_figure,
@@ -34,8 +33,9 @@ from probes.plots import (
     png_bytes,
 )
 from probes.plots.canvas import figure_of, headline
-from probes.reads import probe_input
+from probes.reading.reads import probe_input
 from probes.registry import PROBES, ProbeEntry, load_function
+from probes.report.figures import label_sheet
 from probes.schemas.film import DYNAMICS
 from probes.tables import make_table
 

@@ -53,7 +53,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="Heads that rest on the first key look focused: 0.9 there and the rest spread over "
         "63 keys is 0.18 normalised, but 1.00 sink-free. Rows of few keys are coarse.",
         table="entropy",
-        where="probes.entropy:entropy_profile",
+        where="probes.attention.entropy:entropy_profile",
         drawn=True,
     ),
     MeasureEntry(
@@ -67,7 +67,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="On repeated blocks every multiple of the period is a distance of its own: read it "
         "on text or on sequences without a repeat.",
         table="spectrum",
-        where="probes.offsets:offset_spectrum",
+        where="probes.attention.offsets:offset_spectrum",
         drawn=True,
     ),
     MeasureEntry(
@@ -82,7 +82,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         "is their confidence",
         caveat="A head may look most at its target with little mass: read it beside the score.",
         table="peaks",
-        where="probes.peaks:head_peaks",
+        where="probes.attention.peaks:head_peaks",
     ),
     MeasureEntry(
         name="head_values",
@@ -94,7 +94,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         source="Kobayashi et al. 2020, Attention is not only a weight",
         caveat="A large output may still not matter to the answer: ablate the head.",
         table="values",
-        where="probes.values:head_values",
+        where="probes.writing.values:head_values",
     ),
     MeasureEntry(
         name="copying_scores",
@@ -113,7 +113,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         "about -0.74 over 25 tokens, even if its weights copy perfectly; the eigenvalue score "
         "asks the weights alone, and may be high where no token comes out among the likeliest.",
         table="copying",
-        where="probes.copying:copying_scores",
+        where="probes.writing.copying:copying_scores",
     ),
     MeasureEntry(
         name="head_distances",
@@ -126,7 +126,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="Heads that look alike may write different things. Many heads rest on the first "
         "key, and are alike there.",
         table="distances",
-        where="probes.distances:head_distances",
+        where="probes.attention.distances:head_distances",
     ),
     MeasureEntry(
         name="find_onsets",
@@ -139,7 +139,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         "--all-checkpoints`",
         caveat="As fine as the film's steps: the table says which step of the film came before.",
         table="onsets",
-        where="probes.film:find_onsets",
+        where="probes.film.frames:find_onsets",
         drawn=True,
     ),
     MeasureEntry(
@@ -153,7 +153,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="A head whose removal costs nothing may have stand-ins: compare whole layers. The "
         "loss hides what a saturated answer would need.",
         table="ablation",
-        where="probes.ablation:ablation_sweep",
+        where="probes.ablation.table:ablation_sweep",
     ),
     MeasureEntry(
         name="head_importance",
@@ -168,7 +168,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="A model that is always right has no gradient: take the margin. Normalised by "
         "layer, the heads of an idle layer look as important as those that work.",
         table="importance",
-        where="probes.importance:head_importance",
+        where="probes.first_order.importance:head_importance",
     ),
     MeasureEntry(
         name="estimated_ablations",
@@ -181,7 +181,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="Linear in what a head writes: stand-ins and thresholds do not show, and where "
         "direct and indirect effects cancel it sees nothing (GradDrop does).",
         table="estimates",
-        where="probes.attribution_patching:estimated_ablations",
+        where="probes.first_order.attribution_patching:estimated_ablations",
     ),
     MeasureEntry(
         name="first_order_study",
@@ -193,7 +193,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         source="ours: each estimate is known, what it is worth on your model is measured",
         caveat="Of few heads the correlation is rough: its interval resamples sequences only.",
         table="agreement",
-        where="probes.first_order:first_order_study",
+        where="probes.first_order.agreement:first_order_study",
     ),
     MeasureEntry(
         name="repair_split",
@@ -208,7 +208,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="The direct effect of a head that works through later layers is small: then repair "
         "is negative, and says so rather than that nothing is repaired.",
         table="self_repair",
-        where="probes.self_repair:repair_split",
+        where="probes.first_order.self_repair:repair_split",
     ),
     MeasureEntry(
         name="composition_scores",
@@ -221,7 +221,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="Weak evidence: norms, MLPs and what the heads look at are left out, and rotary "
         "positions count as none. Ablate the earlier head and look at the later one.",
         table="composition",
-        where="probes.composition:composition_scores",
+        where="probes.feeders.composition:composition_scores",
     ),
     MeasureEntry(
         name="patch_activations",
@@ -235,7 +235,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="It depends on the pair: what both runs share cannot come back. One forward pass a "
         "cell. A TransformerBridge's resid_mid is refused: it is what the MLP reads only.",
         table="patching",
-        where="probes.patching:patch_activations",
+        where="probes.borrowed.patching:patch_activations",
     ),
     MeasureEntry(
         name="logit_lens",
@@ -248,7 +248,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="Early streams are not written for the last norm: far from sure and sure of "
         "something else look alike. Compare ranks and entropy.",
         table="lens",
-        where="probes.lens:logit_lens",
+        where="probes.borrowed.lens:logit_lens",
     ),
     MeasureEntry(
         name="logit_attribution",
@@ -261,7 +261,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="Direct only: what a head does through later layers is not in it, and a logit "
         "alone has no zero: give wrong answers to compare with.",
         table="attribution",
-        where="probes.attribution:logit_attribution",
+        where="probes.borrowed.attribution:logit_attribution",
     ),
     MeasureEntry(
         name="edge_attribution",
@@ -275,7 +275,7 @@ MEASURES: tuple[MeasureEntry, ...] = (
         caveat="First order: it misses what saturates. Heads that share keys, models without MLPs "
         "and bridges that do not fork their stream have no such edges.",
         table="edges",
-        where="probes.edges:edge_attribution",
+        where="probes.borrowed.edges:edge_attribution",
     ),
 )
 

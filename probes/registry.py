@@ -1,8 +1,8 @@
 """The one list of probes: what each asks of a head, in which unit, and where its cells are defined.
 
 A probe of this list is the attention mass that a head puts on a set of target cells. A new one is a
-function in `probes.targets` and an entry here; tables, reports and docs/probes.md follow. No torch
-is imported: `where` is resolved on use.
+function in `probes.attention.targets` and an entry here; tables, reports and docs/probes.md follow.
+No torch is imported: `where` is resolved on use.
 """
 
 import importlib
@@ -63,7 +63,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         source="Vaswani et al. 2017 attention maps, read at the positions the task names",
         caveat="Attending is not using: confirm by ablation. In the copy task an induction head "
         "attends to the same cells.",
-        where="probes.targets:answer_sources",
+        where="probes.attention.targets:answer_sources",
         needs_sources=True,
     ),
     ProbeEntry(
@@ -76,7 +76,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         rows="the row after each scored one; key: as in sources (reversal: query + key = 2n + 2)",
         source="neighbouring stripe of sources; a one-off reading of the map reports this one",
         caveat="A control for sources: a head that is high only here matches equal tokens.",
-        where="probes.targets:answer_sources_plus_1",
+        where="probes.attention.targets:answer_sources_plus_1",
         needs_sources=True,
     ),
     ProbeEntry(
@@ -89,7 +89,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         rows="two rows after each scored one; key: as in sources (reversal: query + key = 2n + 3)",
         source="neighbouring stripe of sources",
         caveat="A control for sources, with one row less: the last one has no place.",
-        where="probes.targets:answer_sources_plus_2",
+        where="probes.attention.targets:answer_sources_plus_2",
         needs_sources=True,
     ),
     ProbeEntry(
@@ -102,7 +102,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         rows="rows from 2 on (from 1 where no BOS or SEP stands first); key: query - 1",
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="A head that prefers recent tokens scores too; compare with other distances.",
-        where="probes.targets:previous_token",
+        where="probes.attention.targets:previous_token",
     ),
     ProbeEntry(
         name="current",
@@ -114,7 +114,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         rows="rows from 1 on; key: query",
         source="ARENA 3.0, current-token heads",
         caveat="Token-matching heads that do not exclude themselves score too.",
-        where="probes.targets:current_token",
+        where="probes.attention.targets:current_token",
     ),
     ProbeEntry(
         name="first",
@@ -126,7 +126,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         rows="rows from 1 on; key: 0",
         source="Gu et al. 2025, When attention sink emerges in language models",
         caveat="Often a head at rest: what it reads there may be next to nothing.",
-        where="probes.targets:first_token",
+        where="probes.attention.targets:first_token",
     ),
     ProbeEntry(
         name="duplicate",
@@ -138,7 +138,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         rows="rows whose token stood before (BOS and SEP do not count); keys: all earlier copies",
         source="Wang et al. 2023, Interpretability in the wild",
         caveat="In natural text common words repeat; type heads on random tokens.",
-        where="probes.targets:duplicate_token",
+        where="probes.attention.targets:duplicate_token",
     ),
     ProbeEntry(
         name="induction",
@@ -151,7 +151,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         "after each earlier copy",
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="Prefix matching only: the full definition also asks that the head copies.",
-        where="probes.targets:induction",
+        where="probes.attention.targets:induction",
     ),
     ProbeEntry(
         name="preceder",
@@ -166,7 +166,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         "ours call the token after the copy induction",
         caveat="One key before the duplicate and two before the induction target: read the three "
         "side by side.",
-        where="probes.targets:preceder",
+        where="probes.attention.targets:preceder",
     ),
 )
 

@@ -81,7 +81,7 @@ def train_studio_runs(home: Path) -> Path:
     from lab.config import ModelConfig, TrainConfig
     from lab.runs import open_run
     from lab.training import train
-    from probes.report import write_report
+    from probes.report.folder import write_report
 
     model = ModelConfig(n_layers=2, n_heads=2, d_model=32, d_vocab=10, n_ctx=12)
     config = TrainConfig(

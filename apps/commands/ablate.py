@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from apps.ablation_table import LOWER_BOUND, say_groups, say_pairs, say_set, say_sweep
 from apps.commands.arguments import (
     HELP_WIDTH,
     check_out,
@@ -31,13 +30,14 @@ from apps.scored_sequences import (
     scored_input,
 )
 from apps.subject import Subject, open_subject, require_heads
+from apps.terminal.ablation_table import LOWER_BOUND, say_groups, say_pairs, say_set, say_sweep
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from probes.sweep import Ablation
+    from probes.ablation.sweep import Ablation
 
 ABOUT = f"""
 Switch heads off and measure what breaks: each head and each layer in turn, some
@@ -141,9 +141,9 @@ def measured(
     **work: Any,
 ) -> "pd.DataFrame":
     """Return the table that was asked for."""
-    from probes.ablation import ablation_sweep
-    from probes.pairs import pair_effects
-    from probes.redundancy import head_redundancy
+    from probes.ablation.pairs import pair_effects
+    from probes.ablation.redundancy import head_redundancy
+    from probes.ablation.table import ablation_sweep
 
     model, batch = subject.model, chosen.batch
     work |= {"seed": form.seed}

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from apps.card_table import say_card
 from apps.commands.arguments import check_out, fill_in
 from apps.console import say, say_facts
-from apps.progress_bars import progress_bar
+from apps.terminal.card_table import say_card
+from apps.terminal.progress_bars import progress_bar
 
 if TYPE_CHECKING:
-    from probes.card import Card
+    from probes.grades.card import Card
 
 MOST_JOBS = 8
 """Processes beyond which starting them takes longer than their work."""
@@ -59,7 +59,7 @@ def run_card(arguments: list[str]) -> int:
     """Print the card, and write it where asked."""
     form = fill_in(CardForm, arguments, command="card", about=ABOUT)
     out = None if form.out is None else check_out(form.out)
-    from probes.card import measure_card
+    from probes.grades.card import measure_card
     from probes.planted.cohort import CARD_SEEDS, TUNING_SEEDS
 
     seeds = CARD_SEEDS if form.seeds == "card" else TUNING_SEEDS

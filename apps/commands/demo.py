@@ -12,8 +12,8 @@ from apps.commands.app import free_port, serve
 from apps.commands.arguments import Device, fill_in
 from apps.commands.report import REPORT, report_run
 from apps.console import say, say_facts
-from apps.head_table import say_head_table
-from apps.terminal_training import train_in_terminal
+from apps.terminal.head_table import say_head_table
+from apps.terminal.training_lines import train_in_terminal
 from lab.manifest import MANIFEST
 from lab.presets import get_preset
 from lab.runs import CONFIG, Run, open_run, runs_home

@@ -9,7 +9,6 @@ from tyro.conf import arg
 from apps.commands.arguments import check_out, fill_in, listed, require_named
 from apps.commands.subject_form import WHAT_THERE_IS, ModelForm
 from apps.console import say, say_heading
-from apps.feeder_table import say_feeders
 from apps.kept_sweeps import long_work
 from apps.opened_run import parse_heads
 from apps.output_folder import write_and_say
@@ -21,6 +20,7 @@ from apps.scored_sequences import (
     said_twice,
 )
 from apps.subject import open_subject, require_heads
+from apps.terminal.feeder_table import say_feeders
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def run_feeders(arguments: list[str]) -> int:
     n = REPEATED_SEQUENCES if form.sequences is None else form.sequences
     chosen = said_twice(subject, n, form.seed)
     ablation = ablation_of(subject, chosen, form.mode)
-    from probes.feeders import feeder_scores
+    from probes.feeders.scores import feeder_scores
     from probes.tables import json_rows
 
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)

@@ -9,7 +9,6 @@ from tyro.conf import arg
 from apps.commands.arguments import check_out, fill_in, listed
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
-from apps.importance_table import say_agreement, say_importance
 from apps.kept_sweeps import long_work
 from apps.opened_run import SEQUENCES
 from apps.output_folder import write_and_say
@@ -21,6 +20,7 @@ from apps.scored_sequences import (
     scored_input,
 )
 from apps.subject import Subject, open_subject
+from apps.terminal.importance_table import say_agreement, say_importance
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def measured(
     form: ImportanceForm, subject: Subject, chosen: ScoredInput
 ) -> "dict[str, pd.DataFrame]":
     """Return the tables by name; exact ablations only where they are asked for."""
-    from probes.first_order import first_order_study
-    from probes.importance import head_importance
-    from probes.pruning_curves import metric_for
+    from probes.first_order.agreement import first_order_study
+    from probes.first_order.importance import head_importance
+    from probes.pruning.curves import metric_for
 
     model, batch = subject.model, chosen.batch
     metric = metric_for(model, batch) if form.metric == "auto" else form.metric

@@ -16,9 +16,6 @@ from apps.commands.arguments import (
 )
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_facts
-from apps.film_table import say_film
-from apps.head_table import say_head_table
-from apps.label_table import rows_scored, say_card, say_labels
 from apps.opened_run import parse_heads
 from apps.output_folder import write_and_say
 from apps.subject import (
@@ -31,6 +28,9 @@ from apps.subject import (
     open_subject,
     require_heads,
 )
+from apps.terminal.film_table import say_film
+from apps.terminal.head_table import say_head_table
+from apps.terminal.label_table import rows_scored, say_card, say_labels
 from lab.naming import counted, quoted
 from lab.packaged import KNOWN
 from lab.runs import Run, open_run
@@ -166,7 +166,7 @@ def require_sources(names: Sequence[str], chosen: Input) -> None:
 
 def say_scores(form: ProbeForm, subject: Subject, chosen: Input) -> "pd.DataFrame":
     """Print the scores of some probes, a row a head, and return their table."""
-    from probes.model_tables import score_table
+    from probes.report.model_tables import score_table
     from probes.tables import json_rows
 
     require_sources(form.probes, chosen)
@@ -183,7 +183,7 @@ def say_what_heads_do(
     form: ProbeForm, subject: Subject, chosen: Input, card: tuple[int, int] | None
 ) -> "dict[str, pd.DataFrame]":
     """Print the labels of all heads or the card of one, and return the tables to write."""
-    from probes.model_tables import label_tables, more_tables
+    from probes.report.model_tables import label_tables, more_tables
     from probes.tables import json_rows
 
     tables = label_tables(subject.model, chosen.sequences, **asked(form, chosen))
@@ -229,7 +229,7 @@ def film(form: ProbeForm, out: Path | None) -> int:
         raise ValueError(f"--all-checkpoints must be asked of a run, got {quoted(form.what)}")
     run = open_run(form.what)
     from lab.runtime import pick_device
-    from probes.film import FILM_SEQUENCES, film_checkpoints, find_onsets, onset_rows
+    from probes.film.frames import FILM_SEQUENCES, film_checkpoints, find_onsets, onset_rows
     from probes.tables import json_rows
 
     frame = None if form.sequences is not None else own_film(run, form.probes)
@@ -263,7 +263,7 @@ def own_film(run: Run, probes: Sequence[str]) -> "pd.DataFrame | None":
     Raises:
         ValueError: The file is damaged.
     """
-    from probes.film_writer import FILM
+    from probes.film.writer import FILM
     from probes.schemas.film import DYNAMICS
     from probes.tables import read_table
 

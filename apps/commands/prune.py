@@ -10,11 +10,11 @@ from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
 from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
-from apps.progress_bars import progress_bar
 from apps.pruned_model import default_place, place_given, write_model
-from apps.pruning_table import say_curve, say_removable
 from apps.scored_sequences import TOPIC_SEQUENCES, ScoredInput, split_input
 from apps.subject import Subject, open_subject, require_heads
+from apps.terminal.progress_bars import progress_bar
+from apps.terminal.pruning_table import say_curve, say_removable
 from lab.config import require_whole
 from lab.packaged import KNOWN
 
@@ -174,7 +174,7 @@ def check_request(form: PruneForm, arguments: list[str]) -> None:
 
 def folded_mean(subject: Subject, chosen: ScoredInput) -> "Reference":
     """Return the mean of every head over the selection, one for all positions."""
-    from probes.ablation import mean_reference
+    from probes.ablation.table import mean_reference
 
     return mean_reference(
         subject.model, chosen.reference, name=chosen.reference_name, per_position=False
@@ -185,8 +185,8 @@ def orders(
     form: PruneForm, subject: Subject, chosen: ScoredInput, reference: "Reference | None"
 ) -> "dict[str, pd.DataFrame]":
     """Return the curve of an order, or as much of it as --keep needs, and what it says."""
-    from probes.pruning_curves import curve_steps, pruning_curve, random_band
-    from probes.report_causes import heads_to_spare
+    from probes.pruning.curves import curve_steps, pruning_curve, random_band
+    from probes.report.causes import heads_to_spare
 
     steps = None
     if form.keep is not None:

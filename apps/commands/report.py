@@ -49,7 +49,7 @@ def run_report(arguments: list[str]) -> int:
 
 def report_run(run: Run, out: Path | None = None) -> Path:
     """Write the report of a run, into its own folder unless told otherwise; return its page."""
-    from probes.report import write_report
+    from probes.report.folder import write_report
 
     remark_on_missing_files(run)
     remark(f"writing the report of {run.name} ...")

@@ -11,7 +11,7 @@ from lab.config import require_whole
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
-    from probes.prompt_files import FileKind
+    from probes.reading.prompt_files import FileKind
 
 WHAT_THERE_IS = f"""\
 WHAT is a run, a model that others trained ({", ".join(KNOWN)}),

@@ -12,7 +12,7 @@ from apps.commands.arguments import asks_for_help, fill_in, gives, listed
 from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
-from apps.terminal_training import train_in_terminal
+from apps.terminal.training_lines import train_in_terminal
 from lab.config import ModelConfig, TrainConfig, require_whole
 from lab.naming import unknown_name
 from lab.presets import PRESETS, get_preset
@@ -20,7 +20,7 @@ from lab.runs import Run, check_run_name, open_run, run_names, runs_home
 from lab.tasks.registry import TASKS
 
 if TYPE_CHECKING:
-    from probes.film_writer import FilmSettings
+    from probes.film.writer import FilmSettings
 
 ABOUT = f"""Train a model into a new run folder.
 
@@ -118,7 +118,7 @@ def film_settings(every: int | None, resumed: Path | None) -> "FilmSettings | No
         require_whole("--probe-every", every, 1)
     elif resumed is None:
         return None
-    from probes.film_writer import FilmSettings, settings_of
+    from probes.film.writer import FilmSettings, settings_of
 
     begun = None if resumed is None else settings_of(resumed)
     if begun is None:

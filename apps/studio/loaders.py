@@ -117,10 +117,10 @@ def pruning_curve(view: View) -> "Curve | None":
 @st.cache_data(max_entries=32, show_spinner="Measuring the heads")
 def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     """Measure what a report would have said of a checkpoint."""
-    from probes.first_screen import screen_data, sentence_about
-    from probes.heads import score_heads
-    from probes.labels import label_heads
-    from probes.maps import LONGEST, sequence_maps
+    from probes.attention.heads import score_heads
+    from probes.attention.maps import LONGEST, sequence_maps
+    from probes.labels.study import label_heads
+    from probes.report.first_screen import screen_data, sentence_about
 
     run, model = _view.run, weights(identity, _view)
     task, config = task_of(run), run.config
@@ -169,7 +169,7 @@ def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
     A mean at each position is what a head says on average there; a constant one, over the positions
     too, is what pruning can fold into a bias.
     """
-    from probes.ablation import mean_reference
+    from probes.ablation.table import mean_reference
 
     batch = task_of(_view.run).sample(
         REFERENCE_SEQUENCES, seed=_view.run.config.seed, split="reference"
@@ -223,7 +223,7 @@ def export_pruned(view: View, name: str) -> dict[str, Any]:
         ValueError: The name is taken or none, or the two models differ: nothing is left.
         OSError: The place cannot be written or is full: nothing is left.
     """
-    from probes.pruned_run import export_pruned_run
+    from probes.pruning.pruned_run import export_pruned_run
 
     check_run_name(name)
     out = runs_home() / name
@@ -267,7 +267,7 @@ def read_sequence(
     """Run a model on one sequence and read its heads and its answer."""
     from lab.config import SampleConfig
     from lab.generation import generate
-    from probes.maps import sequence_maps
+    from probes.attention.maps import sequence_maps
 
     task = task_of(_view.run)
     symbols = task.read(text)
@@ -356,7 +356,7 @@ def read_next_tokens(
     identity: Identity, ablated: tuple[str, ...], mode: Mode, text: str, _view: View
 ) -> NextTokens:
     """Read the probabilities of the next symbol along the right answer."""
-    from probes.next_token import next_token_table
+    from probes.writing.next_token import next_token_table
 
     task = task_of(_view.run)
     symbols = task.read(text)

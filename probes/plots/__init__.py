@@ -1,7 +1,7 @@
 """Tables to pictures: every function takes a tidy table and returns the Axes it drew on.
 
 A function draws on the Axes given, or on those of a new figure: `plot_labels(frame).figure`. What
-several charts on one sheet show is `probes.figures`'s.
+several charts on one sheet show is `probes.report.figures`'s.
 """
 
 from probes.plots.attribution import plot_attribution, plot_edges

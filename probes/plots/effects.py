@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.naming import head_label, unknown_name
-from probes.metrics import METRICS
+from probes.ablation.metrics import METRICS
 from probes.plots.bars import FEW_BARS, WIDEST, change_label, of_metric
 from probes.plots.canvas import (
     BLUE,

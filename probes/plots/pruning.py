@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from probes.metrics import get_metrics
+from probes.ablation.metrics import get_metrics
 from probes.plots.bars import of_metric
 from probes.plots.canvas import (
     FAINT,
@@ -19,7 +19,7 @@ from probes.plots.canvas import (
     own_axes,
     tidy,
 )
-from probes.pruning_curves import WITHIN, random_band, removable
+from probes.pruning.curves import WITHIN, random_band, removable
 
 Scale = Callable[..., np.ndarray]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

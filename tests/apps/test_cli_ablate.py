@@ -18,11 +18,11 @@ from lab.model import HookedGPT
 from lab.runs import open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.ablation import ablation_sweep, head_donors
-from probes.inputs import repeated_batch
-from probes.pairs import pair_effects
-from probes.redundancy import head_redundancy
-from probes.sweep_runs import Chunk, SequenceRuns
+from probes.ablation.pairs import pair_effects
+from probes.ablation.redundancy import head_redundancy
+from probes.ablation.runs import Chunk, SequenceRuns
+from probes.ablation.table import ablation_sweep, head_donors
+from probes.reading.inputs import repeated_batch
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")

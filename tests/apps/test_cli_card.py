@@ -1,4 +1,4 @@
-"""`headlab card`: what it prints and writes. What it reaches is tests/probes/test_card.py's."""
+"""`headlab card`: what it prints and writes. What it reaches is tests/probes/grades's."""
 
 import math
 
@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from apps.cli import main
-from probes import card as card_module
-from probes.card import DETECTOR, MEANS, OURS, graded_card
-from probes.grading import SCORED
+from probes.grades import card as card_module
+from probes.grades.card import DETECTOR, MEANS, OURS, graded_card
+from probes.grades.grading import SCORED
 
 
 @pytest.fixture

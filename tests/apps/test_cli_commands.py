@@ -14,7 +14,7 @@ from lab.checkpoint import load_model, strip_training_state
 from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.heads import score_heads
+from probes.attention.heads import score_heads
 
 pytestmark = pytest.mark.usefixtures("tiny_home")
 Headlab = Callable[..., tuple[int, str, str]]
@@ -115,7 +115,7 @@ def test_report_goes_into_the_run_or_where_it_is_told(
         asked.append((run.name, out_dir))
         return run.path if out_dir is None else out_dir
 
-    monkeypatch.setattr("probes.report.write_report", write_report)
+    monkeypatch.setattr("probes.report.folder.write_report", write_report)
     code, out, _ = headlab("report", "raw", "--out", str(tmp_path / "new"))
     assert (code, out) == (0, f"report    {tmp_path}/new/report.html\n")
     code, out, _ = headlab("report", "raw")

@@ -1,4 +1,4 @@
-"""`headlab feeders`: what it prints is what `probes.feeders` measures, on a planted circuit."""
+"""`headlab feeders`: it prints what `probes.feeders.scores` measures, on a planted circuit."""
 
 import json
 import re
@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from lab.checkpoint import load_model
-from probes.feeders import feeder_scores
-from probes.inputs import repeated_pair
+from probes.feeders.scores import feeder_scores
 from probes.planted import PlantedHead, plant
+from probes.reading.inputs import repeated_pair
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")

@@ -10,8 +10,8 @@ import pytest
 
 from lab.checkpoint import load_model
 from lab.tasks.registry import get_task
-from probes.first_order import first_order_study
-from probes.importance import head_importance
+from probes.first_order.agreement import first_order_study
+from probes.first_order.importance import head_importance
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apps.cli import main
-from apps.head_table import say_head_table
+from apps.terminal.head_table import say_head_table
 
 Headlab = Callable[..., tuple[int, str, str]]
 

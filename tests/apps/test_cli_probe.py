@@ -15,9 +15,9 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.runs import open_run
 from lab.tasks.registry import get_task
-from probes.evidence_card import shown_label
-from probes.film import film_checkpoints, find_onsets, onset_rows
-from probes.labels import label_study
+from probes.film.frames import film_checkpoints, find_onsets, onset_rows
+from probes.labels.evidence_card import shown_label
+from probes.labels.study import label_study
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from apps import terminal_training
 from apps.commands import demo
 from apps.commands.train import read_form
+from apps.terminal import training_lines
 from lab.presets import get_preset
 from lab.runs import open_run
 from probes.schemas.film import DYNAMICS
@@ -114,7 +114,7 @@ def signal_after(
     monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals, times: int = 1
 ) -> None:
     """Send this process a signal while the record of a step is shown."""
-    show_line = terminal_training.show_line
+    show_line = training_lines.show_line
 
     def show(record: object, steps: int) -> None:
         show_line(record, steps)
@@ -122,7 +122,7 @@ def signal_after(
             for _ in range(times):
                 signal.raise_signal(number)
 
-    monkeypatch.setattr(terminal_training, "show_line", show)
+    monkeypatch.setattr(training_lines, "show_line", show)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_stop_in_the_last_step_is_no_stop(
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with terminal_training.stop_requests() as requests:
+        with training_lines.stop_requests() as requests:
             signal.raise_signal(signal.SIGINT)
         assert requests == []
     finally:

@@ -15,10 +15,10 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from lab.config import ModelConfig
 from lab.model import HookedGPT
-from probes.ablation import ablation_sweep
-from probes.inputs import repeated_batch
-from probes.sweep import sweep_sets
-from probes.sweep_runs import TOKENS_AT_ONCE
+from probes.ablation.runs import TOKENS_AT_ONCE
+from probes.ablation.sweep import sweep_sets
+from probes.ablation.table import ablation_sweep
+from probes.reading.inputs import repeated_batch
 from tests.benchmarks.measuring import Times, take_turns
 from tests.benchmarks.peers import bridge, copy_into_bridge
 from tests.benchmarks.rows import WRITER, Row, a_model, compared, tokens_of

@@ -104,7 +104,7 @@ HARMFUL = (
 @pytest.fixture(scope="module")
 def hostile_page() -> str:
     """A page in which every text that comes from elsewhere wants to run."""
-    from probes.page import report_page
+    from probes.report.page import report_page
     from probes.tables import get_schema, read_table
 
     heads, labels, ablation = (
@@ -129,6 +129,7 @@ def hostile_page() -> str:
         task=quote,
         forming=link,
         ablation=named,
+        causes=[],
         command=f"headlab report '{style}'",
         provenance=dict(zip(HOSTILE, reversed(HOSTILE), strict=True)),
         files=HOSTILE,
@@ -183,7 +184,7 @@ def test_tokens_that_want_to_run_are_only_read(browser: Browser, tmp_path: Path)
     from lab.config import ModelConfig
     from lab.model import HookedGPT
     from lab.vocab import Vocab
-    from probes.report import write_report
+    from probes.report.folder import write_report
 
     model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=8, n_ctx=12))
     vocab = Vocab((*HOSTILE, "$\\frac{$", "%s\n"))

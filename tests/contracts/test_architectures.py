@@ -12,7 +12,7 @@ from lab.kv_cache import KeyValueCache
 from lab.lens.hook_table import FLAGGED_HOOKS
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
-from probes.pruning import count_parameters, prune_heads
+from probes.pruning.removing import count_parameters, prune_heads
 
 
 def some_tokens(batch: int = 3, n: int = 8) -> Tensor:

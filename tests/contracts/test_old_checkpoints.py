@@ -23,7 +23,7 @@ from lab.lens.boot_native import to_boot_native
 from lab.lens.old_checkpoint import load_tl_checkpoint
 from lab.lens.old_config import REFUSED, config_fields, translate_config
 from lab.model import HookedGPT
-from probes.pruning import prune_heads
+from probes.pruning.removing import prune_heads
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tl39"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))

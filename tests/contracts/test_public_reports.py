@@ -90,9 +90,9 @@ REPORTS: dict[str, list[str]] = {
     "ACDC PR #82: zero ablation that was none; mean ablation": [
         "lab/test_gates.py::test_zeroing_values_or_output_slices_is_something_else",
         "lab/test_gates.py::test_mean_fill_and_positions",
-        "probes/test_ablation.py::test_mean_reference_is_the_mean_of_hook_z",
-        "probes/test_ablation.py::test_head_that_writes_nothing_changes_nothing",
-        "probes/test_ablation.py::test_split_into_pieces_changes_nothing",
+        "probes/ablation/test_table.py::test_mean_reference_is_the_mean_of_hook_z",
+        "probes/ablation/test_table.py::test_head_that_writes_nothing_changes_nothing",
+        "probes/ablation/test_table.py::test_split_into_pieces_changes_nothing",
     ],
     "TL #1787, #1788: attribution from dropout alone": [
         "contracts/test_patching_tools.py::"
@@ -102,15 +102,15 @@ REPORTS: dict[str, list[str]] = {
     "TL PR #1745: detect_head drops kwargs and changes a cache": [
         "contracts/test_transformer_lens_tools.py::"
         "test_a_list_is_the_mean_and_the_cache_is_left_alone",
-        "probes/test_heads.py::test_nothing_to_score_is_missing_and_not_zero",
+        "probes/attention/test_heads.py::test_nothing_to_score_is_missing_and_not_zero",
     ],
     "TL PR #255, #235: a mask of ones wins": [
-        "probes/test_heads.py::test_uniform_head_has_kappa_zero_on_every_probe",
-        "probes/test_heads.py::test_planted_head_scores_what_its_construction_says",
+        "probes/attention/test_heads.py::test_uniform_head_has_kappa_zero_on_every_probe",
+        "probes/attention/test_heads.py::test_planted_head_scores_what_its_construction_says",
     ],
     "entropix #62, #63, transformers #19944: entropy over masked cells": [
         "lab/test_attention.py::test_one_hot_and_uniform_rows",
-        "probes/test_entropy.py::test_even_head_reaches_every_ceiling",
+        "probes/attention/test_entropy.py::test_even_head_reaches_every_ceiling",
     ],
     "pyvene #158, #159: interventions that work on GPT-2 only": [
         "contracts/test_architectures.py::test_pruning_is_gating",

@@ -17,7 +17,7 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.norms import RMSNorm
 from lab.vocab import letter_vocab
-from probes.pruning import prune_heads
+from probes.pruning.removing import prune_heads
 
 Built = Callable[..., HookedGPT]
 

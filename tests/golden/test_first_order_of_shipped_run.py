@@ -12,8 +12,8 @@ from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.first_order import first_order_study
-from probes.importance import head_importance
+from probes.first_order.agreement import first_order_study
+from probes.first_order.importance import head_importance
 
 ROOT = Path(__file__).resolve().parents[2]
 

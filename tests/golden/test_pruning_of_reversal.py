@@ -7,7 +7,7 @@ import pytest
 
 from lab.model import HookedGPT
 from lab.tasks.registry import get_task
-from probes.pruning_curves import pruning_curve, random_band, removable
+from probes.pruning.curves import pruning_curve, random_band, removable
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,10 @@ from lab.model import HookedGPT
 from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.ablation import ablation_sweep
-from probes.film import film_checkpoints, find_onsets
-from probes.heads import score_heads
-from probes.labels import label_heads
+from probes.ablation.table import ablation_sweep
+from probes.attention.heads import score_heads
+from probes.film.frames import film_checkpoints, find_onsets
+from probes.labels.study import label_heads
 from probes.schemas.heads import HEADS
 from probes.schemas.labels import LABELS
 from probes.tables import read_table

@@ -8,8 +8,8 @@ import pytest
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.redundancy import head_redundancy
-from probes.shapley import shapley_values
+from probes.ablation.redundancy import head_redundancy
+from probes.ablation.shapley import shapley_values
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [[(layer, head) for head in range(4)] for layer in range(2)]

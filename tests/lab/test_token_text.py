@@ -22,8 +22,8 @@ from lab.families.token_text import (
     token_vocab,
 )
 from lab.model import HookedGPT
-from probes.maps import attention_map
-from probes.next_token import next_token_table
+from probes.attention.maps import attention_map
+from probes.writing.next_token import next_token_table
 
 SPACE = "\N{OPEN BOX}"
 

@@ -137,7 +137,7 @@ def test_files_that_nobody_asked_for_are_missed_aloud(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("probes.report.write_report", lambda run, out: run.path)
+    monkeypatch.setattr("probes.report.folder.write_report", lambda run, out: run.path)
     assert main(line.split()) == 0
     assert "note:" not in capsys.readouterr().err
     shutil.rmtree(home / "tiny" / "checkpoints")

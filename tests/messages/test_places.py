@@ -15,7 +15,8 @@ import pytest
 from apps.cli import main
 from apps.commands import probe
 from lab.runs import list_runs, open_run
-from probes import plots, report
+from probes import plots
+from probes.report import folder as report
 
 LAST = "checkpoints/step-000004"
 READ_ONLY = (

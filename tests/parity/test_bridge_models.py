@@ -14,19 +14,19 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.registry import get_task
-from probes.answers import Answers
-from probes.attribution import logit_attribution
-from probes.copying import copying_scores
-from probes.distances import head_distances
-from probes.edges import edge_attribution
-from probes.entropy import entropy_profile
-from probes.heads import score_heads
-from probes.labels import label_study
-from probes.lens import logit_lens
-from probes.offsets import offset_spectrum
-from probes.patching import patch_activations
-from probes.peaks import head_peaks
-from probes.values import head_values
+from probes.attention.distances import head_distances
+from probes.attention.entropy import entropy_profile
+from probes.attention.heads import score_heads
+from probes.attention.offsets import offset_spectrum
+from probes.attention.peaks import head_peaks
+from probes.borrowed.answers import Answers
+from probes.borrowed.attribution import logit_attribution
+from probes.borrowed.edges import edge_attribution
+from probes.borrowed.lens import logit_lens
+from probes.borrowed.patching import patch_activations
+from probes.labels.study import label_study
+from probes.writing.copying import copying_scores
+from probes.writing.values import head_values
 
 SAME = 1e-5
 GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 40, "n_positions": 24}

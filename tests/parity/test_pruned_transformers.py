@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from lab.model import HookedGPT
-from probes.pruning import prune_heads
+from probes.pruning.removing import prune_heads
 
 HEADS = ((0, 0), (0, 2), (0, 3), *((1, head) for head in range(6)), (2, 5))
 """A layer without heads; with 3 heads a key, a group that loses two and one that loses one."""

@@ -10,10 +10,10 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.entropy import SILENT_BELOW, entropy_profile
-from probes.heads import score_heads
+from probes.attention.entropy import SILENT_BELOW, entropy_profile
+from probes.attention.heads import score_heads
+from probes.attention.targets import ProbeInput
 from probes.registry import PROBES, load_function
-from probes.targets import ProbeInput
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from lab.config import ModelConfig
 from lab.model import HookedGPT
-from probes.distances import head_distances
-from probes.entropy import SILENT_BELOW, entropy_profile
-from probes.heads import score_heads
-from probes.offsets import offset_spectrum
-from probes.peaks import head_peaks
-from probes.values import head_values
+from probes.attention.distances import head_distances
+from probes.attention.entropy import SILENT_BELOW, entropy_profile
+from probes.attention.heads import score_heads
+from probes.attention.offsets import offset_spectrum
+from probes.attention.peaks import head_peaks
+from probes.writing.values import head_values
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 BOS = 0

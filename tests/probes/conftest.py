@@ -7,7 +7,7 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.pattern_reads import PatternReads
+from probes.reading.pattern_reads import PatternReads
 
 
 def build(**changes: object) -> HookedGPT:

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from probes.entropy import entropy_profile
-from probes.heads import score_heads
-from probes.offsets import offset_spectrum
-from probes.peaks import head_peaks
-from probes.reads import observe_layers, probe_input
-from probes.values import head_values
+from probes.attention.entropy import entropy_profile
+from probes.attention.heads import score_heads
+from probes.attention.offsets import offset_spectrum
+from probes.attention.peaks import head_peaks
+from probes.reading.reads import observe_layers, probe_input
+from probes.writing.values import head_values
 
 N_POS = 2_048
 CELLS = N_POS * N_POS

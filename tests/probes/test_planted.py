@@ -10,7 +10,7 @@ import torch
 
 from lab.gates import HeadGates
 from lab.tasks.registry import get_task
-from probes.heads import score_heads
+from probes.attention.heads import score_heads
 from probes.planted import PlantedHead, expected_pattern, plant, planted_mass
 from probes.planted.cohort import (
     CARD_SEEDS,

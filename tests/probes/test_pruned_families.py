@@ -15,9 +15,9 @@ from lab.config import ModelConfig
 from lab.gates import HeadGates, Reference
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
+from probes.ablation.sweep import sweep_sets
 from probes.planted import PlantedHead, plant
-from probes.pruning import cache_bytes, certify, count_parameters, prune_heads
-from probes.sweep import sweep_sets
+from probes.pruning.removing import cache_bytes, certify, count_parameters, prune_heads
 
 N_LAYERS, N_HEADS, D_MODEL, VOCAB = 3, 6, 18, 13
 RMS = {"normalization_type": "RMS", "gated_mlp": True, "act_fn": "silu"}

@@ -9,36 +9,35 @@ import pandas as pd
 import pytest
 
 from lab.tasks.registry import get_task
-from probes.ablation import ablation_sweep
-from probes.attribution import logit_attribution
-from probes.attribution_patching import estimated_ablations
-from probes.composition import composition_scores
-from probes.copying import copying_scores
-from probes.distances import head_distances
-from probes.edges import edge_attribution
-from probes.entropy import entropy_profile
-from probes.feeders import feeder_scores
-from probes.film import Camera, dynamics_table, find_onsets
-from probes.first_order import first_order_study
-from probes.hard_concrete import learn_gates
-from probes.heads import score_heads
-from probes.importance import head_importance
-from probes.inputs import repeated_pair
-from probes.labels import label_study
-from probes.lens import logit_lens
-from probes.maps import attention_map
-from probes.offsets import offset_spectrum
-from probes.pairs import pair_effects
-from probes.patching import patch_activations
-from probes.peaks import head_peaks
+from probes.ablation.pairs import pair_effects
+from probes.ablation.redundancy import head_redundancy
+from probes.ablation.shapley import shapley_values
+from probes.ablation.table import ablation_sweep
+from probes.attention.distances import head_distances
+from probes.attention.entropy import entropy_profile
+from probes.attention.heads import score_heads
+from probes.attention.maps import attention_map
+from probes.attention.offsets import offset_spectrum
+from probes.attention.peaks import head_peaks
+from probes.borrowed.attribution import logit_attribution
+from probes.borrowed.edges import edge_attribution
+from probes.borrowed.lens import logit_lens
+from probes.borrowed.patching import patch_activations
+from probes.feeders.composition import composition_scores
+from probes.feeders.scores import feeder_scores
+from probes.film.frames import Camera, dynamics_table, find_onsets
+from probes.first_order.agreement import first_order_study
+from probes.first_order.attribution_patching import estimated_ablations
+from probes.first_order.importance import head_importance
+from probes.first_order.self_repair import repair_split
+from probes.labels.study import label_study
 from probes.planted import PlantedHead, plant
-from probes.pruning import prune_heads
-from probes.pruning_curves import pruning_curve, random_band, removable
-from probes.redundancy import head_redundancy
+from probes.pruning.curves import pruning_curve, random_band, removable
+from probes.pruning.hard_concrete import learn_gates
+from probes.pruning.removing import prune_heads
+from probes.pruning.survivors import survivor_labels
+from probes.reading.inputs import repeated_pair
 from probes.schemas.labels import LABELS
-from probes.self_repair import repair_split
-from probes.shapley import shapley_values
-from probes.survivors import survivor_labels
 from probes.tables import (
     SCHEMAS,
     checked_table,
@@ -49,7 +48,8 @@ from probes.tables import (
     parquet_bytes,
     read_table,
 )
-from probes.values import head_values
+from probes.writing.copying import copying_scores
+from probes.writing.values import head_values
 
 BUILT_OR_LEARNED = ("planted", "gates")
 """Tables of what a model was made to be, not of what was measured of it."""

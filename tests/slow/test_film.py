@@ -12,8 +12,8 @@ import pytest
 from lab.presets import get_preset
 from lab.runs import METRICS, WEIGHTS, open_run
 from lab.training import train
-from probes.film import find_onsets
-from probes.film_writer import FILM, FRAMES, SETTINGS, FilmSettings, FilmWriter
+from probes.film.frames import find_onsets
+from probes.film.writer import FILM, FRAMES, SETTINGS, FilmSettings, FilmWriter
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import torch
 
 from apps.cli import main
 from lab.model import HookedGPT
-from probes.feeders import feeder_scores
-from probes.inputs import repeated_pair
+from probes.feeders.scores import feeder_scores
+from probes.reading.inputs import repeated_pair
 from probes.schemas.cause import FEEDERS
 from probes.tables import read_table
 

@@ -5,10 +5,10 @@ import importlib.util
 import pytest
 
 from lab.model import HookedGPT
-from probes.composition import composition_scores
-from probes.first_order import FirstOrderStudy, first_order_study
-from probes.inputs import repeated_batch
-from probes.self_repair import repair_split
+from probes.feeders.composition import composition_scores
+from probes.first_order.agreement import FirstOrderStudy, first_order_study
+from probes.first_order.self_repair import repair_split
+from probes.reading.inputs import repeated_batch
 
 NAME = "smollm2-135m-instruct"
 

@@ -10,8 +10,8 @@ from scipy.stats import spearmanr
 from apps.cli import main
 from lab.model import HookedGPT
 from lab.naming import head_label
-from probes.inputs import repeated_pair
-from probes.labels import LabelStudy, label_study
+from probes.labels.study import LabelStudy, label_study
+from probes.reading.inputs import repeated_pair
 
 NAME = "smollm2-135m-instruct"
 NAMED = ("previous", "first", "duplicate", "induction")

@@ -9,9 +9,9 @@ import pytest
 from lab.model import HookedGPT
 from lab.naming import parse_head
 from lab.python_topics import TopicSequences, topic_sequences
-from probes.pruned_run import export_pruned_model
-from probes.pruning_curves import pruning_curve, random_band
-from probes.pruning_orders import all_heads
+from probes.pruning.curves import pruning_curve, random_band
+from probes.pruning.orders import all_heads
+from probes.pruning.pruned_run import export_pruned_model
 
 HALF = 135
 

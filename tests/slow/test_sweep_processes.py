@@ -20,7 +20,7 @@ import torch
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.runtime import join_processes
-from probes.sweep import sweep_sets
+from probes.ablation.sweep import sweep_sets
 torch.set_num_threads(1)
 config = ModelConfig(
     n_layers=3, n_heads=4, d_model=32, d_vocab=20, n_ctx=32, initializer_range=0.5

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.container import BarContainer
 
 from probes import plots
-from probes.ablation import ablation_sweep, head_donors
-from probes.heads import score_heads
+from probes.ablation.table import ablation_sweep, head_donors
+from probes.attention.heads import score_heads
 from probes.plots.bars import LADDER, RUNGS, STRIPES
 from probes.plots.canvas import ORANGE
 

@@ -5,8 +5,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from probes import plots
-from probes.ablation import ablation_sweep
-from probes.entropy import entropy_profile
+from probes.ablation.table import ablation_sweep
+from probes.attention.entropy import entropy_profile
 
 
 def test_given_axes_are_drawn_on_and_pyplot_knows_nothing(small_model, repeating_batch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from probes import plots
-from probes.entropy import entropy_profile
+from probes.attention.entropy import entropy_profile
 from probes.plots.canvas import FAINT, HEAD_COLOURS
 from probes.plots.curves import entropy_ceiling
 

@@ -5,9 +5,9 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from probes import plots
-from probes.heads import score_heads
+from probes.attention.heads import score_heads
 from probes.plots.canvas import PROBABILITY
-from probes.pruning import prune_heads
+from probes.pruning.removing import prune_heads
 
 
 def mesh_of(ax):

@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 
 from lab.vocab import Vocab
 from probes import plots
-from probes.maps import attention_map
+from probes.attention.maps import attention_map
 from probes.plots.canvas import ORANGE
 
 

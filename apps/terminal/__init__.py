@@ -1,0 +1,1 @@
+"""What commands show in a terminal: tables, progress, training as it goes."""

@@ -1,0 +1,189 @@
+"""What breaks without heads, in a terminal: single heads, layers, sets, pairs, groups.
+
+Everything printed is a row of the tables of `probes`, as plain data. No torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apps.console import grouped, say, say_table
+from lab.naming import counted, head_label
+from probes.labels.evidence_card import shown_label
+
+Row = Mapping[str, Any]
+
+FEW_HEADS = 32
+"""A model of no more heads is shown whole; of a larger one, those that are missed most."""
+
+TOP = 20
+"""Rows that are shown of a large table."""
+
+LOWER_BOUND = (
+    "A single head's change is a lower bound of what it does: another head may stand in for it."
+)
+"""What every table of single ablations has to say."""
+
+TITLES = {"token_accuracy": "token accuracy", "exact_match": "exact-match", "kl": "KL"}
+"""Metrics that people write otherwise than programs."""
+
+
+def say_sweep(rows: Sequence[Row], *, everything: bool = False) -> None:
+    """Print the metrics without each head and without each layer, the first one with its change.
+
+    Args:
+        rows: Rows of the ablation table: of each set one for each metric, in the same order.
+        everything: Whether all heads are shown, however many there are.
+    """
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    sets = [rows[i : i + len(metrics)] for i in range(0, len(rows), len(metrics))]
+    singles = [own for own in sets if own[0]["head"] is not None]
+    shown = sets
+    if len(singles) > FEW_HEADS and not everything:
+        worst = sorted(singles, key=lambda own: -abs(own[0]["delta"]))[:TOP]
+        shown = [*worst, *(own for own in sets if own[0]["head"] is None)]
+    first = metric_title(rows[0])
+    header = [
+        "without",
+        first,
+        f"change of\n{first.split(' (')[0]}",
+        "95 % interval\nof the change",
+    ]
+    header += [metric_title(row) for row in sets[0][1:]]
+    baseline = ["nothing", number(rows[0]["baseline"]), "-", "-"]
+    lines = [[*baseline, *(number(row["baseline"]) for row in sets[0][1:])]]
+    for own in shown:
+        lines.append([without(own[0]), number(own[0]["ablated"]), *change(own[0])])
+        lines[-1] += [number(row["ablated"]) for row in own[1:]]
+    say_table(header, lines, words=(0, 3))
+    if len(shown) < len(sets):
+        hidden = grouped(len(sets) - len(shown))
+        say()
+        say(
+            f"the {TOP} heads of the largest change, and all layers; {hidden} more with --all-heads"
+        )
+
+
+def say_set(rows: Sequence[Row]) -> None:
+    """Print every metric of the whole model beside the same without one set of heads."""
+    lines = [
+        [metric_title(row), number(row["baseline"]), number(row["ablated"]), *change(row)]
+        for row in rows
+    ]
+    header = ["", "baseline", "ablated", "change", "95 % interval\nof the change"]
+    say_table(header, lines, words=(0, 4))
+
+
+def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
+    """Print what pairs of heads cost beyond the sum of their single costs.
+
+    Args:
+        rows: Rows of the pairs table, the largest interaction first.
+        everything: Whether all pairs are shown.
+    """
+    shown = rows if everything else rows[:TOP]
+    lines = [
+        [
+            f"{head_label(row['layer'], row['head'])} "
+            f"{head_label(row['other_layer'], row['other_head'])}",
+            *(signed(row[name]) for name in ("first", "second", "joint", "interaction")),
+            interval(row),
+        ]
+        for row in shown
+    ]
+    titles = ["first\nalone", "second\nalone", "both", "beyond\nthe sum"]
+    say_table(["without", *titles, "95 % interval\nof that"], lines, words=(0, 5))
+    if len(shown) < len(rows):
+        say()
+        say(f"the {TOP} largest of {counted(len(rows), 'pair')}; the others with --all-heads")
+
+
+def say_groups(rows: Sequence[Row], task: str | None) -> None:
+    """Print what groups of heads cost together, beside as many others, and each head's verdict.
+
+    Args:
+        rows: Rows of the redundancy table.
+        task: The task that the model was read on, if it was: its own heads bear its name.
+    """
+    groups = [row for row in rows if row["head"] is None]
+    titles = ["together", "95 % interval", "sum of\nsingle ones", "as many\nothers"]
+    say_table(
+        ["group", "heads", *titles, "of the\nsame layers"],
+        [
+            [
+                shown_label(row["group"], task),
+                f"{len(row['heads'].split(','))}",
+                signed(row["delta"]),
+                interval(row),
+                signed(row["singles"]),
+                signed(row["control"]),
+                "-" if row["control_in_layers"] is None else f"{row['control_in_layers']:.0%}",
+            ]
+            for row in groups
+        ],
+        words=(0, 3),
+    )
+    say()
+    say_table(
+        ["head", "group", "alone", "95 % interval", "last of\nits group", "verdict"],
+        [
+            [
+                head_label(row["layer"], row["head"]),
+                shown_label(row["group"], task),
+                signed(row["delta"]),
+                interval(row),
+                signed(row["last"]),
+                row["verdict"],
+            ]
+            for row in rows
+            if row["head"] is not None
+        ],
+        words=(0, 1, 3, 5),
+    )
+
+
+def without(row: Row) -> str:
+    """Name what was ablated: a head, a whole layer."""
+    if row["head"] is None:
+        return f"all of layer {row['layer']}"
+    return head_label(row["layer"], row["head"])
+
+
+def change(row: Row) -> list[str]:
+    """Write a change and its interval as two cells."""
+    return [signed(row["delta"]), interval(row)]
+
+
+def interval(row: Row) -> str:
+    """Write an interval; a dash where there is none, as of one sequence.
+
+    >>> interval({"ci_low": -0.5, "ci_high": 1.0})
+    '-0.5000 to +1.0000'
+    """
+    if row["ci_low"] is None:
+        return "-"
+    return f"{signed(row['ci_low'])} to {signed(row['ci_high'])}"
+
+
+def signed(value: float | None) -> str:
+    """Write a change with its sign; a missing one as a dash."""
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def number(value: float | None) -> str:
+    """Write a metric; a missing one as a dash."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def metric_name(row: Row) -> str:
+    """Write a metric as people say it."""
+    return TITLES.get(row["metric"], str(row["metric"]))
+
+
+def metric_title(row: Row) -> str:
+    """Write a metric as people say it, with its unit.
+
+    >>> metric_title({"metric": "loss", "unit": "nats"})
+    'loss (nats)'
+    """
+    name = metric_name(row)
+    return name if row["unit"] in ("", "share") else f"{name} ({row['unit']})"

@@ -1,0 +1,116 @@
+"""The card of the labels in a terminal: grades, confusions, recall by gain, false positives."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from apps.console import grouped, say, say_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from probes.grades.card import Card
+
+
+def say_card(card: "Card", seeds: Sequence[int]) -> None:
+    """Print everything that is on the card."""
+    built = card.heads[card.heads["seed"] >= 0]
+    labelers = list(dict.fromkeys(built["labeler"]))
+    ours = labelers[0]
+    n_models = len(built[["seed", "number"]].drop_duplicates())
+    n_heads = len(built) // len(labelers)
+    say(
+        f"{grouped(n_models)} planted models of seeds {seeds[0]} to {seeds[-1]}, "
+        f"{grouped(n_heads)} heads; the labels' cuts were fixed on seeds 0 to 99"
+    )
+    say("heads of gain 6 or more, and those that must not be named; mixtures stand apart;")
+    say("macro: the mean over the classes that a labeler knows")
+    say()
+    say_grades(card.grades, labelers)
+    say()
+    say(f"what heads of each kind were called by {ours}")
+    say()
+    say_confusion(card.confusion[card.confusion["labeler"] == ours])
+    say()
+    say(f"share of heads that {ours} calls by their name, by what is hard about them")
+    say()
+    variants = card.variants[card.variants["labeler"] == ours].to_dict("records")
+    rows = [[row["variant"], grouped(row["n_heads"]), shown(row["right"])] for row in variants]
+    say_table(["", "heads", "right"], rows)
+    say()
+    say(f"share of heads that {ours} calls by their name, by gain (a target scores that much more)")
+    say()
+    say_recall(card.recall[card.recall["labeler"] == ours])
+    say()
+    say(f"what {ours} says beside a label")
+    say()
+    rows = [
+        [
+            row["flag"],
+            grouped(row["n_heads"]),
+            shown(row["precision"]),
+            shown(row["recall"]),
+            row["meaning"],
+        ]
+        for row in card.flags.to_dict("records")
+    ]
+    say_table(["flag", "heads", "precision", "recall", "is"], rows, words=(0, 4))
+    say()
+    say("heads of models with random weights that were named: other than none, broad, uniform")
+    say()
+    rows = [
+        [
+            row["labeler"],
+            grouped(row["n_heads"]),
+            grouped(row["n_labelled"]),
+            f"{row['rate']:.1%}",
+        ]
+        for row in card.false_positives.to_dict("records")
+    ]
+    say_table(["labeler", "heads", "named", "rate"], rows)
+
+
+def say_grades(grades: "pd.DataFrame", labelers: Sequence[str]) -> None:
+    """Print precision, recall, F1 and PR-AUC: a row a class, and for each labeler four columns."""
+    header = ["class", "heads"]
+    for labeler in labelers:
+        header += [f"{labeler}\nprecision", "recall", "F1", "PR-AUC"]
+    rows = []
+    for name, of in grades.groupby("class", sort=False):
+        by = of.set_index("labeler").loc[list(labelers)]
+        row = [str(name), grouped(int(by["n_heads"].iloc[0]))]
+        for numbers in by[["precision", "recall", "f1", "pr_auc"]].to_numpy():
+            row += [shown(number) for number in numbers]
+        rows.append(row)
+    say_table(header, rows)
+
+
+def say_confusion(confusion: "pd.DataFrame") -> None:
+    """Print a row a kind of head and a column a label; an empty cell is 0."""
+    labels = sorted(set(confusion["label"]), key=list(confusion["label"]).index)
+    rows = []
+    for truth, of in confusion.groupby("truth", sort=False):
+        counts = dict(zip(of["label"], of["n_heads"], strict=True))
+        rows.append([str(truth), *(grouped(counts[n]) if n in counts else "" for n in labels)])
+    say_table(["heads that are", *labels], rows)
+
+
+def say_recall(recall: "pd.DataFrame") -> None:
+    """Print a row a class and a column a gain."""
+    found: dict[str, dict[float, float]] = {}
+    for row in recall.to_dict("records"):
+        found.setdefault(row["truth"], {})[row["beta"]] = row["recall"]
+    gains = sorted({gain for of in found.values() for gain in of})
+    rows = [
+        [truth, *(shown(of.get(gain, math.nan)) for gain in gains)] for truth, of in found.items()
+    ]
+    say_table(["class", *(f"{gain:g}" for gain in gains)], rows)
+
+
+def shown(number: float) -> str:
+    """Write a share; a missing one as a dash.
+
+    >>> shown(0.98765), shown(float("nan"))
+    ('0.988', '-')
+    """
+    return "-" if math.isnan(number) else f"{number:.3f}"

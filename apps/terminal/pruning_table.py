@@ -1,0 +1,124 @@
+"""Pruning in a terminal: the curve, what can go, and the certificate of a smaller model. No torch.
+
+Everything printed is a row of the tables of `probes`, or a certificate, as plain data.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from apps.console import grouped, in_bytes, say, say_table
+from apps.terminal.ablation_table import metric_name, metric_title, number
+from lab.naming import counted
+
+if TYPE_CHECKING:
+    from lab.evaluation import Evaluation
+    from probes.pruning.removing import ParityCertificate
+
+Row = Mapping[str, Any]
+
+FEW_NAMES = 4
+"""Heads of a step are named up to so many, else counted."""
+
+
+def say_curve(rows: Sequence[Row], band: Sequence[Row]) -> None:
+    """Print what is left of a metric after each removal, with the band of random orders.
+
+    Args:
+        rows: Rows of the pruning table: of one metric, one order and one way to normalise.
+        band: Rows of the random_band table of that metric; none: no random orders were drawn.
+    """
+    beside = {row["n_removed"]: row for row in band}
+    n_orders = max((row["n_orders"] for row in band), default=0)
+    header = ["heads\nkept", "removed", "selection", "held out", "95 % interval", "parameters"]
+    header += [f"{n_orders} random\norders", "from", "to"] if band else []
+    lines = []
+    for row in rows:
+        names = row["removed"].split(",")
+        drawn = beside.get(row["n_removed"])
+        lines.append(
+            [
+                grouped(row["n_kept"]),
+                row["removed"] if len(names) <= FEW_NAMES else counted(len(names), "head"),
+                number(row["selection"]),
+                number(row["held_out"]),
+                "-" if row["ci_low"] is None else f"{row['ci_low']:.4f} to {row['ci_high']:.4f}",
+                grouped(row["n_parameters"]),
+            ]
+        )
+        if band:
+            of = ("median", "low", "high")
+            lines[-1] += ["-"] * 3 if drawn is None else [number(drawn[name]) for name in of]
+    say(f"{metric_title(rows[0])} after each removal, order {order_of(rows[0])}")
+    say()
+    say_table(header, lines, words=(1, 4))
+
+
+def say_removable(rows: Sequence[Row]) -> None:
+    """Print how many heads can go, order by order and metric by metric."""
+    shares = sorted({row["within"] for row in rows})
+    of: dict[tuple[str, str], dict[float, Row]] = {}
+    for row in rows:
+        of.setdefault((metric_name(row), order_of(row)), {})[row["within"]] = row
+    say(f"heads that can go, of {rows[0]['n_heads']}, where held out is worse by at most")
+    say()
+    say_table(
+        ["metric", "order", *(f"{share:.0%}" for share in shares)],
+        [
+            [*names, *(spare(own[share]) if share in own else "0" for share in shares)]
+            for names, own in of.items()
+        ],
+        words=(0, 1),
+    )
+
+
+def spare(row: Row) -> str:
+    """Write how many heads an order can spare; of random ones the median and the range."""
+    if row["n_orders"] == 1:
+        return f"{row['removable']:.0f}"
+    return f"{row['removable']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
+
+
+def order_of(row: Row) -> str:
+    """Name an order, with how scores were made comparable where that matters."""
+    plain = row["normalise"] in ("", "none")
+    return row["order"] if plain else f"{row['order']}, by {row['normalise']}"
+
+
+def say_certificate(proof: "ParityCertificate", measured: "Mapping[str, Evaluation]") -> None:
+    """Print what removing heads saves, and what the models answer.
+
+    Args:
+        proof: The certificate.
+        measured: What a model reached, by what it is called.
+    """
+    say_table(
+        ["", "before", "after"],
+        [
+            ["parameters", grouped(proof.parameters_before), grouped(proof.parameters_after)],
+            [
+                "keys and values of one token",
+                in_bytes(proof.cache_bytes_before),
+                in_bytes(proof.cache_bytes_after),
+            ],
+            [
+                f"forward pass of {counted(proof.n_sequences, 'sequence')}",
+                f"{proof.latency_ms_before:.1f} ms",
+                f"{proof.latency_ms_after:.1f} ms",
+            ],
+        ],
+    )
+    say()
+    say_table(
+        ["", "loss\n(nats)", "token\naccuracy", "exact-match"],
+        [
+            [name, *(number(x) for x in (of.loss, of.token_accuracy, of.exact_match))]
+            for name, of in measured.items()
+        ],
+    )
+    say()
+
+
+def certified_facts(proof: "ParityCertificate") -> list[tuple[str, str]]:
+    """Return what was removed and how close the models are, as lines for `say_facts`."""
+    difference = f"largest difference of a logit {proof.max_logit_difference:.1e}"
+    return [("removed", proof.heads), ("parity", f"{difference}, allowed {proof.limit:.0e}")]

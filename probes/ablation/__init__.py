@@ -1,0 +1,1 @@
+"""What breaks without heads, exactly."""

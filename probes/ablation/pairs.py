@@ -1,0 +1,124 @@
+"""What two heads cost together, beside what each costs alone.
+
+If the two do not stand in for each other, the costs add up: the joint change is the sum of the
+single ones. What is beyond the sum is the pair's interaction. Larger sets are for
+`probes.ablation.shapley` and `probes.ablation.redundancy`.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lab.gates import HeadGates
+from lab.model import HookedGPT
+from lab.naming import counted
+from lab.runtime import Processes
+from lab.shapes import GivenMask, Tokens
+from lab.tasks.base import Batch
+from probes.ablation.metrics import MetricFunction
+from probes.ablation.sweep import Ablation, Progress, sweep_sets
+from probes.intervals import bootstrap_interval
+from probes.reading.reads import as_batch, provenance
+from probes.schemas.cause import PAIRS
+from probes.tables import make_table
+
+MOST_HEADS = 64
+"""Heads of which every pair is ablated: 2,016 pairs."""
+
+
+def pair_effects(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    heads: Iterable[Sequence[int]] | None = None,
+    *,
+    ablation: Ablation | None = None,
+    metric: str | MetricFunction = "loss",
+    attention_mask: GivenMask | None = None,
+    progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Ablate every pair of some heads: one row a pair, the largest interaction first.
+
+    interaction = joint - (first + second), each a change against the whole model; its interval
+    resamples sequences, the same for all three. Of two heads that do the same job each costs little
+    alone, and the interaction is about what the job is worth.
+
+    Args:
+        model: A HookedGPT.
+        batch: Sequences of a task, or plain tokens; see `ablation_sweep`.
+        heads: The (layer, head) pairs to combine, in original ids; None: all heads.
+        ablation: What happens to ablated heads; None: zeros take their place.
+        metric: What is measured: a name out of METRICS in `probes.ablation.metrics`, or a function.
+        attention_mask: True at real tokens.
+        progress: Called with (runs done, runs in all).
+        ledger: Folder that keeps what is done; see `sweep_sets`.
+        processes: The processes that share the work; None: this one does it alone.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        ValueError: Fewer than 2 heads or more than 64, or as `ablation_sweep`.
+    """
+    ablation = Ablation() if ablation is None else ablation
+    config = model.config
+    known = [(layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)]
+    chosen = known if heads is None else list(HeadGates.ablate(heads, like=model).heads)
+    if not 2 <= len(chosen) <= MOST_HEADS:
+        raise ValueError(
+            f"heads to pair must be 2 to {MOST_HEADS}, got {counted(len(chosen), 'head')}; name "
+            "the ones that may stand in for each other (on the command line with --heads)"
+        )
+    pairs = list(combinations(range(len(chosen)), 2))
+    swept = sweep_sets(
+        model,
+        batch,
+        [(head,) for head in chosen] + [(chosen[a], chosen[b]) for a, b in pairs],
+        ablation=ablation,
+        metrics=(metric,),
+        attention_mask=attention_mask,
+        progress=progress,
+        ledger=ledger,
+        processes=processes,
+    )
+    totals, counts = swept.totals[:, :, 0], swept.counts[:, 0]
+    changes = totals[:, 1:] - totals[:, :1]
+    first, second = (changes[:, [pair[i] for pair in pairs]] for i in (0, 1))
+    joint = changes[:, len(chosen) :]
+    interaction = joint - first - second
+    low, high = bootstrap_interval(interaction, counts, seed=seed)
+    numbers = {
+        "first": first,
+        "second": second,
+        "joint": joint,
+        "interaction": interaction,
+    }
+    columns = {name: of.sum(axis=0) / counts.sum() for name, of in numbers.items()}
+    order = np.argsort(-np.abs(columns["interaction"]), kind="stable")
+    one, other = (np.array([chosen[pair[i]] for pair in pairs]) for i in (0, 1))
+    measured = swept.metrics[0]
+    about = {
+        **provenance(model, as_batch(batch).tokens),
+        "bootstrap_seed": seed,
+        "ablation": ablation.to_dict(),
+    }
+    return make_table(
+        {
+            "layer": one[order, 0],
+            "head": one[order, 1],
+            "other_layer": other[order, 0],
+            "other_head": other[order, 1],
+            "metric": [measured.name] * len(pairs),
+            "mode": [ablation.mode] * len(pairs),
+            **{name: column[order] for name, column in columns.items()},
+            "ci_low": low[order],
+            "ci_high": high[order],
+            "n_sequences": [len(totals)] * len(pairs),
+            "unit": [measured.unit] * len(pairs),
+        },
+        PAIRS,
+        about,
+    )

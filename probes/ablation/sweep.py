@@ -1,0 +1,313 @@
+"""The exact sweep: what a model loses without each of many sets of heads.
+
+Nothing is estimated here: every set of heads is ablated and the model runs on. Sets may be of any
+size, over any layers. How the runs are computed is in `probes.ablation.runs`; what is made of the
+numbers, tables and labels, is decided elsewhere.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from lab.config import require_choice, require_number, require_whole
+from lab.gates import Donors, HeadGates, Reference
+from lab.inputs import checked_mask
+from lab.model import HookedGPT
+from lab.runtime import Processes, sum_over, versions
+from lab.shapes import GivenMask, Tokens
+from lab.tasks.base import Batch
+from probes.ablation.ledger import SweepLedger, open_ledger, tensor_digest
+from probes.ablation.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
+from probes.ablation.runs import (
+    Fill,
+    HeadSet,
+    Request,
+    RunTotals,
+    SequenceRuns,
+    planned,
+)
+from probes.intervals import bootstrap_interval
+from probes.reading.reads import as_batch, probe_input, require_gates
+from probes.tables import digest
+
+MODES = ("zero", "mean", "resample")
+Progress = Callable[[int, int], None]
+"""Called with (done, total) now and then; done == total at the end."""
+
+MEMORY = 2**30
+"""Bytes that the activations of one chunk of a sweep may take, unless one set needs more."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ablation:
+    """What happens to the heads of a set: z <- value * z + (1 - value) * fill."""
+
+    mode: str = "zero"
+    """zero: the fill is zeros; mean: a reference; resample: each donor in turn, and the mean of
+    what they do."""
+    value: float = 0.0
+    """The gate of the heads: 0 removes them, 1 leaves them alone."""
+    positions: tuple[int, ...] | None = None
+    """Positions at which it happens; None: all."""
+    reference: Reference | None = None
+    """The fill of mode mean; see `probes.ablation.table.mean_reference`."""
+    donors: Donors | None = None
+    """The fills of mode resample; see `probes.ablation.table.head_donors`."""
+
+    def __post_init__(self) -> None:
+        """Check that there is a fill, and only the one that the mode needs."""
+        require_choice("ablation mode", self.mode, MODES)
+        require_number("value", self.value, 0.0, 1.0)
+        if self.mode == "mean" and self.reference is None:
+            raise ValueError(
+                "reference must be given for mode 'mean', got None; pass "
+                "reference=mean_reference(model, task.sample(256, seed=0, split='reference'))"
+            )
+        if self.mode == "resample" and self.donors is None:
+            raise ValueError(
+                "donors must be given for mode 'resample', got None; pass "
+                "donors=head_donors(model, task.sample(8, seed=0, split='reference'))"
+            )
+
+    @property
+    def filled_from(self) -> Reference | Donors | None:
+        """What fills the gaps; None: zeros."""
+        return {"mean": self.reference, "resample": self.donors}.get(self.mode)
+
+    def fills(self) -> list[Fill | None]:
+        """Return what fills the gaps: one fill a run, whose results are averaged."""
+        filled_from = self.filled_from
+        if isinstance(filled_from, Donors):
+            return [reference.z.unsqueeze(1) for reference in filled_from.references()]
+        return [None if filled_from is None else filled_from.z.unsqueeze(1)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for the provenance of a table."""
+        filled_from = self.filled_from
+        return {
+            "mode": self.mode,
+            "value": self.value,
+            "positions": None if self.positions is None else list(self.positions),
+            "fill": None if filled_from is None else filled_from.name,
+            "fill_sha256": None if filled_from is None else filled_from.sha256,
+            "n_donors": len(filled_from.z) if isinstance(filled_from, Donors) else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deltas:
+    """ablated - baseline of every set and metric, with its interval."""
+
+    delta: Float64[np.ndarray, "set metric"]
+    ci_low: Float64[np.ndarray, "set metric"]
+    """Lower end of the 95 % interval: sequences are resampled, the same for both numbers."""
+    ci_high: Float64[np.ndarray, "set metric"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Swept:
+    """What a sweep measured, sequence by sequence. Run 0 is the whole model, run 1 + i set i."""
+
+    sets: tuple[HeadSet, ...]
+    metrics: tuple[Metric, ...]
+    totals: RunTotals
+    """Sums over the scored rows of each sequence."""
+    counts: Float64[np.ndarray, "sequence metric"]
+    """What they are divided by: scored rows, or 1 where the metric is of whole sequences."""
+
+    def means(self) -> Float64[np.ndarray, "run metric"]:
+        """Return every metric of every run; NaN where nothing was scored."""
+        with np.errstate(invalid="ignore"):
+            return self.totals.sum(axis=0) / self.counts.sum(axis=0)
+
+    def deltas(self, *, seed: int = 0) -> Deltas:
+        """Return what each set changes, with the bootstrap interval over sequences."""
+        means, changes = self.means(), self.totals[:, 1:] - self.totals[:, :1]
+        ends = [
+            bootstrap_interval(changes[:, :, i], self.counts[:, i], seed=seed)
+            for i in range(len(self.metrics))
+        ]
+        low, high = (np.stack(end, axis=1) for end in zip(*ends, strict=True))
+        return Deltas(delta=means[1:] - means[:1], ci_low=low, ci_high=high)
+
+
+def sweep_sets(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    sets: Iterable[Iterable[Sequence[int]]],
+    *,
+    ablation: Ablation | None = None,
+    metrics: Iterable[str | MetricFunction] = DEFAULT_METRICS,
+    attention_mask: GivenMask | None = None,
+    memory: int = MEMORY,
+    progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
+) -> Swept:
+    """Ablate each set of heads and measure the model on every sequence.
+
+    Args:
+        model: A HookedGPT; it is left as it is.
+        batch: Sequences of a task, with the rows that its loss counts; or plain tokens, of which
+            every next token counts.
+        sets: Any sets of (layer, head) pairs, in original ids; equal ones are computed once.
+        ablation: What happens to the heads; None: zeros take their place.
+        metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
+        attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
+        memory: Bytes that activations may take at once: speed depends on it, results do not.
+        progress: Called with (runs done, runs in all) after every chunk.
+        ledger: Folder that keeps finished chunks: called again after an interruption, with the
+            same request and threads, the sweep goes on and gives the same bits. It knows a metric
+            of your own by its name only.
+        processes: The processes that share the sweep (`lab.runtime.join_processes`), all of which
+            get the whole result; None: this one does it alone.
+
+    Raises:
+        ValueError: No sequence, a head that the model has not, an unknown metric, answers that the
+            model cannot say, or the ledger of another request.
+    """
+    ablation = Ablation() if ablation is None else ablation
+    processes = Processes() if processes is None else processes
+    wanted = known_sets(model, sets, ablation)
+    request = sweep_request(
+        model,
+        batch,
+        wanted,
+        ablation=ablation,
+        metrics=metrics,
+        attention_mask=attention_mask,
+        memory=memory,
+    )
+    manifest = {} if ledger is None else manifest_of(request, ablation)
+    with open_ledger(ledger, manifest, processes) as kept:
+        totals = swept_totals(request, kept, processes, progress)
+    where = {heads: i for i, heads in enumerate(request.sets)}
+    return Swept(
+        sets=wanted,
+        metrics=request.metrics,
+        totals=totals[:, [0, *(where[heads] for heads in wanted)]],
+        counts=row_counts(request.batch, request.metrics),
+    )
+
+
+def known_sets(
+    model: HookedGPT, sets: Iterable[Iterable[Sequence[int]]], ablation: Ablation
+) -> tuple[HeadSet, ...]:
+    """Return sets of heads as a sweep knows them; one that the model has not is an error."""
+    require_gates(model)
+    return tuple(
+        HeadGates.ablate(heads, like=model, positions=ablation.positions).heads for heads in sets
+    )
+
+
+def sweep_request(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    sets: tuple[HeadSet, ...],
+    *,
+    ablation: Ablation,
+    metrics: Iterable[str | MetricFunction],
+    attention_mask: GivenMask | None,
+    memory: int,
+) -> Request:
+    """Return what every chunk needs to know, checked; see `sweep_sets` for the arguments."""
+    require_whole("memory", memory, 1)
+    measured = get_metrics(metrics)
+    probe_input(model, batch)
+    scored = scored_batch(as_batch(batch), attention_mask)
+    require_answers(scored, model.config.vocab_out)
+    real = None
+    if attention_mask is not None:
+        n_sequences, n_pos = scored.tokens.shape
+        real = checked_mask(attention_mask, n_sequences, n_pos, scored.tokens.device)
+    return Request(
+        model=model,
+        batch=scored,
+        real=real,
+        sets=tuple(dict.fromkeys([(), *sets])),
+        value=ablation.value,
+        positions=ablation.positions,
+        fills=tuple(ablation.fills()),
+        metrics=measured,
+        memory=memory,
+    )
+
+
+@torch.no_grad()
+def swept_totals(
+    request: Request, ledger: SweepLedger, processes: Processes, progress: Progress | None
+) -> RunTotals:
+    """Compute this process's chunks, or read them, and return all processes' totals."""
+    chunks = list(enumerate(planned(request)))
+    mine = chunks[processes.index :: processes.count]
+    shape = (len(request.batch), len(request.sets), len(request.metrics))
+    sums, done = np.zeros(shape), 0
+    runs: SequenceRuns | None = None
+    for number, chunk in mine:
+        found = ledger.read(number)
+        if found is None:
+            if runs is None or runs.sequences != chunk.sequences:
+                runs = None  # before the next ones take as much memory
+                runs = SequenceRuns(request, chunk.sequences)
+            found = runs.totals(chunk)
+            ledger.write(number, found)
+        sums[slice(*chunk.sequences), list(chunk.sets)] += found
+        done += len(chunk.sets)
+        if progress is not None:
+            progress(done, sum(len(chunk.sets) for _, chunk in mine))
+    sums = sum_over(processes, torch.from_numpy(sums)).numpy()
+    sums[:, 1:] /= len(request.fills)
+    return sums
+
+
+def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
+    """Return what the bits of a sweep's results depend on, as plain data."""
+    batch, model = request.batch, request.model
+    real = () if request.real is None else (request.real,)
+    return {
+        "model": tensor_digest(*model.state_dict().values()),
+        "config": model.config.to_dict(),
+        "tokens": tensor_digest(batch.tokens, batch.loss_mask, *real),
+        "sets": digest(repr(request.sets).encode()),
+        "ablation": ablation.to_dict(),
+        "fills": tensor_digest(*(fill for fill in request.fills if fill is not None)),
+        "metrics": [metric.name for metric in request.metrics],
+        "chunks": [[*chunk.sequences, len(chunk.sets)] for chunk in planned(request)],
+        "threads": torch.get_num_threads(),
+        "device": str(model.W_E.device),
+        "dtype": str(model.W_E.dtype),
+        "versions": versions(),
+    }
+
+
+def scored_batch(batch: Batch, attention_mask: GivenMask | None) -> Batch:
+    """Return the batch without rows at padding, or whose next token is."""
+    if attention_mask is None:
+        return batch
+    n_sequences, n_pos = batch.tokens.shape
+    real = checked_mask(attention_mask, n_sequences, n_pos, batch.tokens.device)
+    followed = real & real.roll(-1, dims=1)
+    return Batch(batch.tokens, batch.loss_mask & followed, batch.sources)
+
+
+def require_answers(batch: Batch, vocab_out: int) -> None:
+    """Raise ValueError unless the model has a logit for every answer."""
+    answers = batch.tokens.roll(-1, dims=1)[batch.loss_mask]
+    if len(answers) and int(answers.max()) >= vocab_out:
+        raise ValueError(
+            f"d_vocab_out must be above every answer, got {vocab_out} for answers up to "
+            f"{int(answers.max())}; give sequences whose answers the model can say"
+        )
+
+
+def row_counts(batch: Batch, metrics: tuple[Metric, ...]) -> Float64[np.ndarray, "sequence metric"]:
+    """Return what each sequence's totals are divided by."""
+    scored = batch.loss_mask.sum(dim=1).cpu().double()
+    ones = torch.ones_like(scored)
+    counts = [ones if metric.per == "sequence" else scored for metric in metrics]
+    return torch.stack(counts, dim=1).numpy()

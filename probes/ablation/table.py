@@ -1,0 +1,265 @@
+"""What a model loses without heads: every head and every layer ablated in turn, or sets of heads.
+
+The tables of ablations, and what fills the gaps that they leave; how a sweep runs is in
+`probes.ablation.sweep`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from lab.config import ModelConfig
+from lab.gates import Donors, Reference, whole_numbers
+from lab.model import HookedGPT
+from lab.naming import head_label
+from lab.runtime import Processes
+from lab.shapes import GivenMask, HeadVectors, Tokens
+from lab.tasks.base import Batch
+from probes.ablation.metrics import DEFAULT_METRICS, MetricFunction
+from probes.ablation.sweep import MEMORY, Ablation, HeadSet, Progress, Swept, sweep_sets
+from probes.reading.pattern_reads import LayerReads
+from probes.reading.reads import model_device, observe_layers, probe_input, provenance, slices_of
+from probes.schemas.cause import ABLATION
+from probes.tables import digest, make_table
+
+MOST_HEADS_WITH_LAYERS = 100
+"""In a model of more heads, a sweep leaves whole layers out unless it is asked for them."""
+
+
+def ablation_sweep(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    mode: str = "zero",
+    *,
+    reference: Reference | None = None,
+    donors: Donors | None = None,
+    value: float = 0.0,
+    positions: Sequence[int] | None = None,
+    sets: Iterable[Iterable[Sequence[int]]] | None = None,
+    whole_layers: bool | None = None,
+    metrics: Iterable[str | MetricFunction] = DEFAULT_METRICS,
+    attention_mask: GivenMask | None = None,
+    memory: int = MEMORY,
+    progress: Progress | None = None,
+    ledger: Path | None = None,
+    processes: Processes | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Ablate every head, and every whole layer: one row per layer, head (or none) and metric.
+
+    delta = ablated - baseline; its interval resamples sequences, the same for both numbers. A
+    single head's delta is a lower bound: heads that do the same job stand in for each other, which
+    is what the rows of whole layers, or of sets of your own, show.
+
+    Args:
+        model: A HookedGPT.
+        batch: Sequences of a task, with the rows that its loss counts; or plain tokens,
+            whose loss and accuracy are those of every next token (exact_match: of all in a row).
+        mode: "zero", "mean" or "resample"; a mean needs a reference, resampling needs donors.
+        reference: What fills the gap in mode "mean"; see `mean_reference`.
+        donors: What fills it in mode "resample"; see `head_donors`.
+        value: The gate of the ablated heads: 0 removes them, a number below 1 removes a part.
+        positions: Positions at which they are ablated; None: all.
+        sets: Sets of (layer, head) pairs instead of every head and every layer; a row's layer is
+            then the lowest of its set.
+        whole_layers: Ablate each layer's heads together, too; None: in models of up to
+            MOST_HEADS_WITH_LAYERS heads, where that is what shows stand-ins at little cost.
+        metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
+        attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
+        memory: Bytes that activations may take at once: speed, not results, depends on it.
+        progress: Called with (runs done, runs in all).
+        ledger: Folder that keeps what is done; see `sweep_sets`.
+        processes: The processes that share the sweep; None: this one does it alone.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        ValueError: An unknown mode, metric or head, a mode without what it fills the gap with, an
+            empty batch, or neither a batch nor token ids.
+    """
+    ablation = Ablation(
+        mode=mode,
+        value=value,
+        positions=whole_numbers(positions),
+        reference=reference,
+        donors=donors,
+    )
+    if sets is None:
+        chosen, singles = default_sets(model.config, whole_layers)
+    else:
+        chosen, singles = given_sets(sets)
+    swept = sweep_sets(
+        model,
+        batch,
+        chosen,
+        ablation=ablation,
+        metrics=metrics,
+        attention_mask=attention_mask,
+        memory=memory,
+        progress=progress,
+        ledger=ledger,
+        processes=processes,
+    )
+    tokens = batch.tokens if isinstance(batch, Batch) else batch
+    filled_from = ablation.filled_from
+    about = {
+        **provenance(model, tokens),
+        "bootstrap_seed": seed,
+        "ablation": ablation.to_dict(),
+        "reference": None if filled_from is None else filled_from.name,
+        "reference_sha256": None if filled_from is None else filled_from.sha256,
+    }
+    return ablation_table(swept, singles, mode, about, seed)
+
+
+def default_sets(
+    config: ModelConfig, whole_layers: bool | None
+) -> tuple[list[HeadSet], list[bool]]:
+    """Return every head, maybe with its whole layer after it; and which set is one head."""
+    if whole_layers is None:
+        n_heads = sum(config.n_heads_of(layer) for layer in range(config.n_layers))
+        whole_layers = n_heads <= MOST_HEADS_WITH_LAYERS
+    sets: list[HeadSet] = []
+    singles: list[bool] = []
+    for layer in range(config.n_layers):
+        heads = tuple((layer, head) for head in config.heads_of(layer))
+        sets += [(head,) for head in heads]
+        singles += [True] * len(heads)
+        if heads and whole_layers:
+            sets.append(heads)
+            singles.append(False)
+    return sets, singles
+
+
+def given_sets(sets: Iterable[Iterable[Sequence[int]]]) -> tuple[list[Any], list[bool]]:
+    """Return somebody's sets of heads, and which is one head."""
+    chosen = [list(heads) for heads in sets]
+    if not all(chosen):
+        raise ValueError(
+            "a set of heads must be at least one (layer, head) pair, got none; the baseline is a "
+            "column of every row"
+        )
+    return chosen, [len(heads) == 1 for heads in chosen]
+
+
+def ablation_table(
+    swept: Swept, singles: Sequence[bool], mode: str, about: Mapping[str, Any], seed: int
+) -> pd.DataFrame:
+    """Return the table of a sweep.
+
+    Args:
+        swept: What was measured.
+        singles: Whether a set is named by its head, in the column of heads.
+        mode: What filled the gaps.
+        about: Provenance.
+        seed: Seed of the bootstrap.
+    """
+    means, changes = swept.means(), swept.deltas(seed=seed)
+    rows = [
+        {
+            "layer": heads[0][0],
+            "head": heads[0][1] if single else None,
+            "heads": ",".join(head_label(layer, head) for layer, head in heads),
+            "metric": metric.name,
+            "mode": mode,
+            "baseline": means[0, j],
+            "ablated": means[1 + i, j],
+            "delta": changes.delta[i, j],
+            "ci_low": changes.ci_low[i, j],
+            "ci_high": changes.ci_high[i, j],
+            "n_sequences": len(swept.totals),
+            "unit": metric.unit,
+        }
+        for i, (heads, single) in enumerate(zip(swept.sets, singles, strict=True))
+        for j, metric in enumerate(swept.metrics)
+    ]
+    columns = {name: [row[name] for row in rows] for name in ABLATION.names}
+    return make_table(columns, ABLATION, about)
+
+
+def mean_reference(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    *,
+    name: str = "reference",
+    per_position: bool = True,
+) -> Reference:
+    """Return the mean z of every head over a set of sequences, to fill the gaps of mean ablations.
+
+    Take a split that the ablation is not measured on. The mean per position keeps what a head does
+    at that position whatever the tokens are; the mean over positions removes that too.
+
+    Args:
+        model: A HookedGPT.
+        batch: The sequences.
+        name: What tables call the set.
+        per_position: One mean a position, or one over all of them.
+    """
+    x = probe_input(model, batch)
+    sums: dict[int, Float64[Tensor, "pos head d_head"]] = {}
+
+    def observe(layer: int, reads: LayerReads) -> None:
+        total = torch.cat([mixed_sum(tile, reads.v) for _, tile in reads.tiles()])
+        sums[layer] = sums[layer] + total if layer in sums else total
+
+    for part in slices_of(x, model_device(model)):
+        observe_layers(model, part.tokens, observe)
+    config = model.config
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    shape = (config.n_layers, x.tokens.shape[1], config.n_heads, config.head_width)
+    z = torch.zeros(shape, dtype=dtype)
+    for layer, total in sums.items():
+        z[layer, :, list(config.heads_of(layer))] = (total / len(x.tokens)).to(dtype)
+    if not per_position:
+        z = z.mean(dim=1, keepdim=True)
+    return Reference(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z)
+
+
+def head_donors(model: HookedGPT, batch: Batch | Tokens, *, name: str = "donors") -> Donors:
+    """Return z of every head in each of some sequences, to fill the gaps of resample ablations.
+
+    Take at least eight sequences, of the length of those that the ablation is measured on and of a
+    split of their own: one donor's effect says as much of the donor as of the head.
+
+    Args:
+        model: A HookedGPT.
+        batch: The donors.
+        name: What tables call the set.
+    """
+    x = probe_input(model, batch)
+    config = model.config
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    donors, n_pos = x.tokens.shape
+    z = torch.zeros(donors, config.n_layers, n_pos, config.n_heads, config.head_width, dtype=dtype)
+    first = 0
+
+    def observe(layer: int, reads: LayerReads) -> None:
+        mixed = torch.cat([mixed_values(tile, reads.v) for _, tile in reads.tiles()], dim=1)
+        rows = slice(first, first + len(mixed))
+        z[rows, layer, :, list(config.heads_of(layer))] = mixed.to("cpu", dtype)
+
+    for part in slices_of(x, model_device(model)):
+        observe_layers(model, part.tokens, observe)
+        first += len(part.tokens)
+    return Donors(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z)
+
+
+def mixed_values(
+    tile: Float[Tensor, "batch head query_pos key_pos"],
+    v: Float[Tensor, "batch key_pos head d_head"],
+) -> HeadVectors:
+    """Return z of some rows."""
+    return einsum(tile, v, "batch head q k, batch k head d -> batch q head d")
+
+
+def mixed_sum(
+    tile: Float[Tensor, "batch head query_pos key_pos"],
+    v: Float[Tensor, "batch key_pos head d_head"],
+) -> Float64[Tensor, "query_pos head d_head"]:
+    """Return z of some rows, summed over the batch, on the CPU."""
+    return mixed_values(tile, v).cpu().double().sum(dim=0)

@@ -1,0 +1,1 @@
+"""TransformerLens's own tools, with our tables."""

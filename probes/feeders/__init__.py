@@ -1,0 +1,1 @@
+"""Which earlier heads feed a later one."""

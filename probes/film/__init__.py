@@ -1,0 +1,1 @@
+"""Training as a film: head scores over steps."""

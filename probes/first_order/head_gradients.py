@@ -1,0 +1,212 @@
+"""What a metric does to first order when the gate of a head opens or closes: dM/dg at g = 1.
+
+With z <- g * z + (1 - g) * fill, dM/dg = (z - fill) . dM/dz: minus the first-order estimate of an
+ablation that puts the fill in the place of z. Importance and attribution patching are two ways to
+add it up; each has a module of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from lab.config import ModelConfig
+from lab.gates import GateTensors
+from lab.inputs import checked_mask
+from lab.model import HookedGPT
+from lab.shapes import GivenMask, PositionMask, Resid, Tokens
+from lab.tasks.base import Batch
+from probes.ablation.metrics import Metric, MetricFunction, one_metric
+from probes.ablation.sweep import MEMORY, require_answers, scored_batch
+from probes.reading.reads import as_batch, model_device, probe_input
+
+FillOf = Callable[[slice], Float[Tensor, "layer #batch #pos head d_head"] | None]
+"""What stands in the place of z in some of the sequences; None: zeros."""
+Gradients = Float[Tensor, "layer batch pos head"]
+PerSequence = Float64[np.ndarray, "sequence head"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GateGradients:
+    """dM/dg of every head, where M is the sum of a metric over the scored rows of a sequence."""
+
+    heads: tuple[tuple[int, int], ...]
+    """(layer, head) of each column, in original ids."""
+    metric: Metric
+    signed: PerSequence
+    """Summed over the positions of the gate."""
+    absolute: PerSequence
+    """The sum over positions of the absolute values."""
+    dropped: PerSequence | None
+    """Mean over layers l of |signed without the gradient through layer l|; None: not asked for.
+
+    Where direct and indirect effects cancel, this does not. The layer of the head itself gives 0,
+    so the mean is over the others (Kramar et al. 2024, AtP*: GradDrop).
+    """
+    counts: Float64[np.ndarray, " sequence"]
+    """Scored rows."""
+
+
+def gate_gradients(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    metric: str | MetricFunction = "loss",
+    *,
+    fill: FillOf | None = None,
+    positions: tuple[int, ...] | None = None,
+    grad_drop: bool = False,
+    attention_mask: GivenMask | None = None,
+    memory: int = MEMORY,
+) -> GateGradients:
+    """Return dM/dg of every head and sequence: one forward and one backward pass.
+
+    Args:
+        model: A HookedGPT; its parameters and their gradients are left as they are.
+        batch: Sequences of a task, or plain tokens, of which every next token is scored.
+        metric: "loss" or "margin", or a function of that form with a gradient.
+        fill: What the gates let in as they close; None: zeros.
+        positions: Positions of the gates that are added up; None: all.
+        grad_drop: Fill `dropped` too: a backward pass more for each layer.
+        attention_mask: True at real tokens.
+        memory: Bytes that activations may take at once, unless one sequence takes more.
+
+    Raises:
+        ValueError: An unknown metric, one without a gradient, no sequence, or answers that the
+            model cannot say.
+    """
+    measured = differentiable_metric(metric)
+    probe_input(model, batch)
+    scored = scored_batch(as_batch(batch), attention_mask)
+    require_answers(scored, model.config.vocab_out)
+    real = None
+    if attention_mask is not None:
+        n_sequences, n_pos = scored.tokens.shape
+        real = checked_mask(attention_mask, n_sequences, n_pos)
+    heads = all_heads(model.config)
+    layers, ids = torch.tensor(heads, dtype=torch.long).reshape(-1, 2).T
+    device, others = model_device(model), model.config.n_layers - 1 or math.nan
+    signed, absolute, dropped = [], [], []
+    for rows in sequence_slices(model, scored, memory):
+        plain, *without = slice_gradients(
+            model,
+            scored[rows].to(device),
+            measured,
+            None if fill is None else fill(rows),
+            None if real is None else real[rows].to(device),
+            grad_drop,
+        )
+        some = slice(None) if positions is None else [p for p in positions if p < plain.shape[2]]
+        own = plain.cpu().double()[layers, :, :, ids][..., some]  # head, batch, pos
+        signed.append(own.sum(dim=2).T)
+        absolute.append(own.abs().sum(dim=2).T)
+        each = [one.cpu().double()[layers, :, :, ids][..., some].sum(dim=2) for one in without]
+        dropped += [torch.stack(each).abs().sum(dim=0).T] if each else []
+    return GateGradients(
+        heads=heads,
+        metric=measured,
+        signed=torch.cat(signed).numpy(),
+        absolute=torch.cat(absolute).numpy(),
+        dropped=torch.cat(dropped).numpy() / others if dropped else None,
+        counts=scored.loss_mask.sum(dim=1).cpu().double().numpy(),
+    )
+
+
+def slice_gradients(
+    model: HookedGPT,
+    batch: Batch,
+    metric: Metric,
+    fill: Float[Tensor, "layer #batch #pos head d_head"] | None,
+    real: PositionMask | None,
+    grad_drop: bool,
+) -> list[Gradients]:
+    """Return dM/dg of some sequences, of the gate at each position.
+
+    With grad_drop it is followed by the same without the gradient through each layer in turn.
+    """
+    config, weight = model.config, model.W_E
+    shape = (config.n_layers, *batch.tokens.shape, config.n_heads)
+    drops = [None, *range(config.n_layers)] if grad_drop else [None]
+    if not bool(batch.loss_mask.any()):
+        return [torch.zeros(shape)] * len(drops)
+    dropped: list[int | None] = [None]
+    with torch.enable_grad():
+        g = torch.ones(shape, dtype=weight.dtype, device=weight.device, requires_grad=True)
+        options: dict[str, Any] = {"gates": GateTensors(g=g, fill=fill), "attention_mask": real}
+        if grad_drop:
+            residual = model.forward(batch.tokens, attention_mask=real, stop_at_layer=0)
+            for layer in range(config.n_layers):
+                out = model.forward(
+                    residual, start_at_layer=layer, stop_at_layer=layer + 1, **options
+                )
+                residual = residual + switched(out - residual, layer, dropped)
+        else:
+            residual = model.forward(batch.tokens, stop_at_layer=config.n_layers, **options)
+        values = row_values(model, residual, batch, metric)
+        if not values.requires_grad:
+            raise ValueError(
+                f"metric must have a gradient, got {metric.name}; take 'loss' or 'margin'"
+            )
+        found = []
+        for layer in drops:
+            dropped[0] = layer
+            # grad and not backward: the parameters' own gradients are left alone.
+            (gradient,) = torch.autograd.grad(values.sum(), g, retain_graph=grad_drop)
+            found.append(gradient)
+        return found
+
+
+def switched(update: Resid, layer: int, dropped: list[int | None]) -> Resid:
+    """Return what a layer adds to the stream; while dropped names it, no gradient comes through."""
+    update.register_hook(lambda gradient: gradient * (dropped[0] != layer))
+    return update
+
+
+def row_values(
+    model: HookedGPT, residual: Resid, batch: Batch, metric: Metric
+) -> Float[Tensor, " row"]:
+    """Return the metric of every scored row; only these are unembedded."""
+    rows = residual[batch.loss_mask].unsqueeze(1)
+    logits = model.forward(rows, start_at_layer=model.config.n_layers).squeeze(1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    targets = batch.tokens.roll(-1, dims=1)[batch.loss_mask]
+    return metric.of_rows(logits, targets, logits.detach())
+
+
+def differentiable_metric(metric: str | MetricFunction) -> Metric:
+    """Return a metric that has a first order at the whole model.
+
+    Raises:
+        ValueError: It has none.
+    """
+    found = one_metric(metric)
+    if isinstance(metric, str) and metric not in ("loss", "margin"):
+        why = "is least at the whole model" if metric == "kl" else "counts right answers"
+        raise ValueError(
+            f"metric must have a first-order change, got {metric}, which {why}; take 'loss' or "
+            "'margin'"
+        )
+    return found
+
+
+def all_heads(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Return (layer, head) of every head that a model has, in original ids."""
+    return tuple(
+        (layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)
+    )
+
+
+def sequence_slices(model: HookedGPT, batch: Batch, memory: int) -> Iterator[slice]:
+    """Yield the sequences as many at a time as a backward pass has memory for."""
+    config = model.config
+    # What autograd keeps of a token: some twenty vectors of the stream and four of the hidden layer
+    # a block, and logits with their gradients.
+    width = 20 * config.d_model + 4 * config.mlp_width
+    numbers = config.n_layers * width + 4 * config.vocab_out
+    step = max(1, memory // (numbers * model.W_E.element_size() * batch.tokens.shape[1]))
+    for start in range(0, len(batch), step):
+        yield slice(start, start + step)

@@ -1,0 +1,170 @@
+"""How important each head is to first order: how fast a metric changes with the head's gate.
+
+One forward and one backward pass for all heads, where exact ablation takes a pass a head; what such
+a preview is worth on a model of yours is in `probes.first_order.agreement`.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from lab.config import ModelConfig, require_choice
+from lab.model import HookedGPT
+from lab.shapes import GivenMask, Tokens
+from lab.tasks.base import Batch
+from probes.ablation.metrics import MetricFunction
+from probes.ablation.sweep import MEMORY
+from probes.first_order.head_gradients import GateGradients, gate_gradients
+from probes.intervals import bootstrap_interval
+from probes.reading.reads import provenance
+from probes.schemas.cause import IMPORTANCE
+from probes.tables import make_table
+
+Reduction = Literal["example", "token", "batch"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+Normalisation = Literal["none", "layer", "param"]
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+
+PerHead = Float64[np.ndarray, " head"]
+
+
+def head_importance(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    reduce: str = "example",
+    normalise: str = "none",
+    metric: str | MetricFunction = "loss",
+    *,
+    attention_mask: GivenMask | None = None,
+    memory: int = MEMORY,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Estimate how important each head is: one row per layer and head.
+
+    G[b, p, h] is the derivative of the metric, the mean over all scored rows, with respect to the
+    gate of head h at position p of sequence b. importance is, by `reduce`,
+    "example": sum over b of |sum over p of G|, the definition of the paper;
+    "token": sum over b and p of |G|, as the authors' code computes it;
+    "batch": |sum over b and p of G|, as other libraries do: sequences that disagree cancel.
+    So token >= example >= batch. gradient, the sum with its sign, is what the metric gains per
+    unit of the gate: -gradient is the first-order estimate of the head's zero ablation.
+
+    A model that answers everything right has next to no loss to lose, and no gradient: take the
+    margin there. Normalising by layer makes the heads of an idle layer look as important as those
+    of a working one: look at both.
+
+    Source: Michel et al. 2019, Are sixteen heads really better than one?
+
+    Args:
+        model: A HookedGPT; it is left as it is.
+        batch: Sequences of a task, or plain tokens, of which every next token is scored.
+        reduce: "example", "token" or "batch".
+        normalise: "none"; "layer": divided by the root of the sum of squares of its layer; "param":
+            by the millions of parameters that go with the head (a key head by its readers' share).
+        metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
+        attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
+        memory: Bytes that activations may take at once.
+        seed: Seed of the bootstrap, which takes what importance is divided by as given.
+
+    Raises:
+        ValueError: An unknown reduction, normalisation or metric, or an empty batch.
+    """
+    require_choice("reduce", reduce, REDUCTIONS)
+    require_choice("normalise", normalise, NORMALISATIONS)
+    found = gate_gradients(model, batch, metric, attention_mask=attention_mask, memory=memory)
+    low, high = bootstrap_interval(found.signed, found.counts, seed=seed)
+    importance, ends = reduced(found, reduce), absolute_interval(low, high)
+    if reduce != "batch":
+        ends = bootstrap_interval(sequence_values(found, reduce), found.counts, seed=seed)
+    divisor, unit = divisors(found, importance, normalise, model.config)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        importance, ci_low, ci_high = (value / divisor for value in (importance, *ends))
+    layer, head = np.array(found.heads, dtype=np.int64).reshape(-1, 2).T
+    n = len(found.heads)
+    return make_table(
+        {
+            "layer": layer,
+            "head": head,
+            "metric": np.full(n, found.metric.name),
+            "reduce": np.full(n, reduce),
+            "normalise": np.full(n, normalise),
+            "importance": importance,
+            "ci_low": ci_low,
+            "ci_high": ci_high,
+            "gradient": mean_over_rows(found.signed, found.counts),
+            "gradient_ci_low": low,
+            "gradient_ci_high": high,
+            "n_sequences": np.full(n, len(found.counts)),
+            "unit": np.full(n, unit),
+        },
+        IMPORTANCE,
+        {
+            **provenance(model, batch.tokens if isinstance(batch, Batch) else batch),
+            "bootstrap_seed": seed,
+        },
+    )
+
+
+def reduced(found: GateGradients, reduce: str) -> PerHead:
+    """Return the importance of each head before it is normalised."""
+    if reduce == "batch":
+        return np.abs(mean_over_rows(found.signed, found.counts))
+    return mean_over_rows(sequence_values(found, reduce), found.counts)
+
+
+def sequence_values(found: GateGradients, reduce: str) -> Float64[np.ndarray, "sequence head"]:
+    """Return what each sequence adds to an importance, times its scored rows."""
+    return np.abs(found.signed) if reduce == "example" else found.absolute
+
+
+def mean_over_rows(
+    totals: Float64[np.ndarray, "sequence head"], counts: Float64[np.ndarray, " sequence"]
+) -> PerHead:
+    """Return the mean over all scored rows; NaN where there is none."""
+    with np.errstate(invalid="ignore"):
+        return totals.sum(axis=0) / counts.sum()
+
+
+def absolute_interval(low: PerHead, high: PerHead) -> tuple[PerHead, PerHead]:
+    """Return the interval of an absolute value, of which the value's own interval is known."""
+    ends = np.abs(np.stack([low, high]))
+    return np.where(low * high > 0, ends.min(axis=0), 0.0 * low), ends.max(axis=0)
+
+
+def divisors(
+    found: GateGradients, importance: PerHead, normalise: str, config: ModelConfig
+) -> tuple[PerHead, str]:
+    """Return what each head's importance is divided by, and the unit of what results.
+
+    A layer without any importance gives 0, and its heads have no number.
+    """
+    if normalise == "layer":
+        return layer_sizes(importance, found.heads), "share of layer"
+    if normalise == "param":
+        numbers = [head_parameters(config, layer, head) for layer, head in found.heads]
+        return np.array(numbers) / 1e6, f"{found.metric.unit} / million parameters"
+    return np.ones(len(found.heads)), found.metric.unit
+
+
+def layer_sizes(
+    importance: Float64[np.ndarray, "*resample head"], heads: Sequence[tuple[int, int]]
+) -> Float64[np.ndarray, "*resample head"]:
+    """Return for each head the root of the sum of squares of its layer."""
+    layers = np.array([layer for layer, _ in heads], dtype=np.int64)
+    same = layers == layers[:, None]
+    return np.sqrt(importance**2 @ same)
+
+
+def head_parameters(config: ModelConfig, layer: int, head: int) -> float:
+    """Return the numbers that go with a head: its own, and its share of the key head it reads.
+
+    >>> config = ModelConfig(n_layers=1, n_heads=4, d_model=8, d_vocab=9, n_ctx=4)
+    >>> head_parameters(config, 0, 1) == 4 * 8 * 2 + 3 * 2
+    True
+    """
+    own, shared = config.d_model * config.head_width, config.kv_head(head)
+    readers = sum(config.kv_head(other) == shared for other in config.heads_of(layer))
+    return 2 * own + config.head_width + 2 * (own + config.head_width) / readers

@@ -1,0 +1,1 @@
+"""How labels do on heads that are known."""

@@ -1,0 +1,1 @@
+"""What heads are called, and on which evidence."""

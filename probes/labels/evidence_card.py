@@ -1,0 +1,143 @@
+"""One head's label in words and numbers: what page, app and command line show of it. No torch.
+
+A card is made of one row of the labels table, as plain data. A number that has no meaning is not
+shown as 0 but as what it is missing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lab.naming import counted, head_label
+from probes.labels.rules import CUTS
+
+Row = Mapping[str, Any]
+"""A row of the labels table as `json_rows` gives it: None where a number is missing."""
+
+SILENT = f"yes: it writes less than {100 * CUTS.silent_share:g} % of its layer's median"
+
+POSITIONAL = frozenset({"previous", "current", "first"})
+"""Classes that have no content which could be exchanged."""
+
+
+def shown_label(label: str, task: str | None) -> str:
+    """Return a label as people say it: a head on the sources of a reversal is a reversal head.
+
+    Of no other task: an induction task can be solved by heads that are no induction heads.
+
+    >>> shown_label("sources", "reversal"), shown_label("sources", "copy")
+    ('reversal', 'sources')
+    """
+    return "reversal" if (label, task) == ("sources", "reversal") else label
+
+
+def card_title(row: Row, task: str | None = None) -> str:
+    """Return what the head is called, on the task if there is one.
+
+    >>> card_title({"layer": 0, "head": 1, "label": "induction", "strength": "weak"})
+    'L0H1: induction (weak)'
+    >>> card_title({"layer": 0, "head": 1, "label": "none", "strength": ""})
+    'L0H1: none'
+    """
+    strength = f" ({row['strength']})" if row["strength"] else ""
+    label = shown_label(row["label"], task)
+    return f"{head_label(row['layer'], row['head'])}: {label}{strength}"
+
+
+def card_facts(row: Row) -> list[tuple[str, str]]:
+    """Return the numbers behind a label, by name, in the order in which they are asked for."""
+    probe = row["probe"]
+    facts = [
+        (f"score as {probe}", number(row["score"], "no row was scored")),
+        ("chance", f"{number(row['chance'])} (kappa {number(row['kappa'])})"),
+        ("control (other content)", number(row["control"], missing_control(probe))),
+        ("effect", f"{number(row['effect'])}{interval(row['ci_low'], row['ci_high'])}"),
+        ("content test", test_of(row)),
+        ("runner-up", runner_up(row)),
+    ]
+    if row["mixture"]:
+        facts.append(("mixture", row["mixture"]))
+    facts.append(
+        ("ladder -1 / 0 / +1", several(row, "ladder_before", "ladder_same", "ladder_after"))
+    )
+    if row["stripe"] is not None:
+        late = several(row, "stripe_early", "stripe", "stripe_plus_1", "stripe_plus_2")
+        facts.append(("stripes early / on time / +1 / +2", late))
+    return [
+        *facts,
+        ("looks most there in", share(row["argmax_share"], "of the rows")),
+        ("attention on the first key", sink(row)),
+        (
+            "entropy, 1 is even",
+            f"{number(row['entropy_normalised'])}, "
+            f"{number(row['sink_free_normalised'], 'nothing is left')} without the first key",
+        ),
+        (
+            "OV eigenvalue score (-1 .. 1)",
+            number(row["eigenvalue"], "not a model that says what it reads"),
+        ),
+        ("silent", SILENT if row["silent"] else "no"),
+        ("stand-ins", row["redundant_with"] or "none"),
+        ("effect in two halves", several(row, "half_1", "half_2")),
+        (
+            "measured on",
+            f"{row['rows']}; {counted(row['n_rows'], 'row')} of "
+            f"{counted(row['n_sequences'], 'sequence')}",
+        ),
+    ]
+
+
+def number(value: float | None, why_not: str = "no meaning here") -> str:
+    """Write a number, or why there is none.
+
+    >>> number(0.12345), number(None, "no test")
+    ('0.123', 'n/a (no test)')
+    """
+    return f"n/a ({why_not})" if value is None else f"{value:z.3f}"
+
+
+def share(value: float | None, of_what: str) -> str:
+    """Write a share as per cent of something."""
+    return number(value) if value is None else f"{value:.0%} {of_what}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Write an interval, or nothing where there is none."""
+    return "" if low is None or high is None else f" [{low:z.3f}, {high:z.3f}]"
+
+
+def several(row: Row, *names: str) -> str:
+    """Write some numbers of a row beside each other."""
+    return " / ".join("n/a" if row[name] is None else f"{row[name]:z.3f}" for name in names)
+
+
+def missing_control(probe: str) -> str:
+    """Say why there is no control."""
+    return "looks at a position" if probe in POSITIONAL else "not measured"
+
+
+def test_of(row: Row) -> str:
+    """Write the three values of the paired test, or that there was none."""
+    if row["q_value"] is None:
+        return "n/a (nothing to exchange, or no spread between sequences)"
+    name, lead = row["tested"], row["probe"]
+    # A head that is no head of content shows the test that came out clearest.
+    other = "" if name == lead else f" ({lead} is not tested: of content, this is clearest)"
+    return (
+        f"as {name}{other}: q {row['q_value']:.2g}, p {row['p_value']:.2g}, "
+        f"max-T p {row['p_max_t']:.2g}; small values say that an effect is no luck, not that it is "
+        "large"
+    )
+
+
+def runner_up(row: Row) -> str:
+    """Write which class comes next."""
+    if not row["runner_up"]:
+        return "none"
+    where = f"the rows of {row['probe']}" if row["runner_up"] == "first" else "its own rows"
+    return f"{row['runner_up']} {number(row['runner_up_score'], 'not scored')} over {where}"
+
+
+def sink(row: Row) -> str:
+    """Write how much rests on the first key, and how much of the output that is."""
+    valued = share(row["sink_value_share"], "of its output")
+    return f"{share(row['sink_mass'], 'of its attention over all rows')}, {valued}"

@@ -1,0 +1,1 @@
+"""Heads removed for good: which, in which order, at what cost."""

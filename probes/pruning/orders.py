@@ -1,0 +1,248 @@
+"""Which heads go first: the orders in which a model can be pruned.
+
+Every order is found on selection sequences alone. What a model is worth after each removal, on
+other sequences, is `probes.pruning.curves`'s; the removal itself is `probes.pruning.removing`'s.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from lab.config import ModelConfig, require
+from lab.model import HookedGPT
+from lab.naming import unknown_name
+from lab.tasks.base import Batch
+from probes.ablation.metrics import Metric
+from probes.ablation.sweep import Ablation, HeadSet, sweep_sets
+from probes.first_order.importance import head_importance
+from probes.pruning.hard_concrete import learn_gates
+from probes.pruning.removing import pruned_view
+
+MOST_FOR_ORACLE = 9
+"""Heads of which all sets are tried: 2^9 = 512 runs."""
+
+Heads = tuple[tuple[int, int], ...]
+"""(layer, head) pairs in original ids, the first to go first."""
+Scores = Float64[np.ndarray, " head"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+    """What an order is found with."""
+
+    model: HookedGPT
+    batch: Batch
+    """Selection sequences."""
+    metric: Metric
+    """What is to suffer least."""
+    counts: tuple[int, ...]
+    """How many heads are gone after each step, ascending from 0."""
+    ablation: Ablation = field(default_factory=Ablation)
+    """What stands for a removed head: zeros, or its mean."""
+    normalise: str = ""
+    """How importances are made comparable; see `probes.first_order.importance`."""
+    penalty: float = 0.05
+    """What an open gate costs while gates are learned, in nats."""
+    seed: int = 0
+    """Of random and learned orders."""
+    ledger: Path | None = None
+    """Folder that keeps the chunks of exact sweeps; see `probes.ablation.sweep`."""
+    tell: Callable[[], None] = lambda: None
+    """Called after every step of an order that is found step by step."""
+
+    def kept(self, name: str) -> Path | None:
+        """Return the folder of one sweep's chunks."""
+        return None if self.ledger is None else self.ledger / name
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningPath:
+    """One way down: the heads that are gone after each step."""
+
+    order: str
+    normalise: str = ""
+    """How importances were made comparable; empty: there are none."""
+    seed: int | None = None
+    """Of a random order."""
+    removed: tuple[HeadSet, ...]
+    """All heads that are gone after each step, sorted."""
+
+
+def greedy_order(search: Search) -> Heads:
+    """Remove in each step the heads whose ablation costs least, every candidate tried exactly.
+
+    With steps of one head that is n (n + 1) / 2 candidates for n heads. They are tried on the model
+    that is left, which is smaller, and whose layers below a candidate run once for all of them.
+    """
+
+    def harm(model: HookedGPT) -> Scores:
+        singles = [(pair,) for pair in all_heads(model.config)]
+        return harms(search, model, singles, f"greedy-{len(singles)}")
+
+    return step_by_step(search, harm)
+
+
+def iterative_order(search: Search) -> Heads:
+    """Remove in each step the least important heads, and score those that are left anew."""
+    return step_by_step(search, lambda model: importances(search, model))
+
+
+def one_shot_order(search: Search) -> Heads:
+    """Score all heads once; the least important ones go first."""
+    return ascending(all_heads(search.model.config), importances(search, search.model))
+
+
+def worst_first_order(search: Search) -> Heads:
+    """Remove the most important heads first: how bad an order can be."""
+    return one_shot_order(search)[::-1]
+
+
+def learned_order(search: Search) -> Heads:
+    """Remove first the heads whose learned gates are closed furthest."""
+    learned = learn_gates(
+        search.model,
+        search.batch,
+        penalty=search.penalty,
+        reference=search.ablation.reference,
+        seed=search.seed,
+    )
+    return ascending(learned.heads, learned.log_a.numpy())
+
+
+def random_order(search: Search) -> Heads:
+    """Remove heads in an order drawn from the seed alone."""
+    heads = all_heads(search.model.config)
+    generator = torch.Generator().manual_seed(search.seed)
+    return tuple(heads[i] for i in torch.randperm(len(heads), generator=generator).tolist())
+
+
+ORDERS = {
+    "greedy": greedy_order,
+    "one-shot": one_shot_order,
+    "iterative": iterative_order,
+    "learned": learned_order,
+    "random": random_order,
+    "worst-first": worst_first_order,
+}
+ORACLE = "oracle"
+"""No order, but the best set of each size out of all there are: what no order can beat."""
+ORDER_NAMES = (*ORDERS, ORACLE)
+BY_IMPORTANCE = ("one-shot", "iterative", "worst-first")
+STEP_BY_STEP = ("greedy", "iterative")
+
+
+def searches(
+    search: Search, orders: Sequence[str], normalise: Sequence[str], seeds: int
+) -> list[tuple[str, Search]]:
+    """Return what each path of some orders is found with.
+
+    Args:
+        search: What is common to all.
+        orders: Names out of ORDER_NAMES.
+        normalise: The normalisations with which orders by importance are found, each by itself.
+        seeds: Random orders: those of the seeds search.seed, search.seed + 1 and so on.
+
+    Raises:
+        ValueError: An unknown order, or an oracle of too many heads.
+    """
+    found = []
+    for name in orders:
+        if name not in ORDER_NAMES:
+            raise ValueError(unknown_name("pruning order", name, ORDER_NAMES))
+        if name == ORACLE:
+            require(
+                len(all_heads(search.model.config)) <= MOST_FOR_ORACLE,
+                "heads of which all sets are tried",
+                f"at most {MOST_FOR_ORACLE}; take another order than {ORACLE}",
+                len(all_heads(search.model.config)),
+            )
+        variants = [search]
+        if name in BY_IMPORTANCE:
+            variants = [dataclasses.replace(search, normalise=each) for each in normalise]
+        elif name == "random":
+            variants = [dataclasses.replace(search, seed=search.seed + i) for i in range(seeds)]
+        found += [(name, variant) for variant in variants]
+    return found
+
+
+def pruning_path(order: str, search: Search) -> PruningPath:
+    """Find the path of one order; see `searches`."""
+    if order == ORACLE:
+        return PruningPath(order=order, removed=best_sets(search))
+    heads = ORDERS[order](search)
+    return PruningPath(
+        order=order,
+        normalise=search.normalise,
+        seed=search.seed if order == "random" else None,
+        removed=tuple(tuple(sorted(heads[:count])) for count in search.counts),
+    )
+
+
+def best_sets(search: Search) -> tuple[HeadSet, ...]:
+    """Return the best set of heads to remove of every size, all of them tried."""
+    heads = all_heads(search.model.config)
+    sets = [some for count in search.counts for some in itertools.combinations(heads, count)]
+    harm = harms(search, search.model, sets, ORACLE)
+    ranked = [sets[i] for i in np.argsort(harm, kind="stable")]
+    return tuple(next(s for s in ranked if len(s) == count) for count in search.counts)
+
+
+def step_by_step(search: Search, score: Callable[[HookedGPT], Scores]) -> Heads:
+    """Remove the heads of lowest score in each step, scored on the model that is left."""
+    order: Heads = ()
+    for count in search.counts:
+        if count > len(order):
+            left = without(search.model, order, search.ablation)
+            order += ascending(all_heads(left.config), score(left))[: count - len(order)]
+        search.tell()
+    return order
+
+
+def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet], name: str) -> Scores:
+    """Return what each set costs, exactly: the metric without it, so that more is worse."""
+    swept = sweep_sets(
+        model,
+        search.batch,
+        sets,
+        ablation=search.ablation,
+        metrics=[search.metric.name],
+        ledger=search.kept(name),
+    )
+    values = swept.means()[1:, 0]
+    return -values if search.metric.better == "higher" else values
+
+
+def importances(search: Search, model: HookedGPT) -> Scores:
+    """Return the importance of each head, to first order.
+
+    By the metric or, where that has no gradient, as accuracy has none, by the margin. The heads of
+    a layer without any importance have 0.
+    """
+    by = "loss" if search.metric.name == "loss" else "margin"
+    found = head_importance(model, search.batch, normalise=search.normalise, metric=by)
+    return np.nan_to_num(found["importance"].to_numpy(dtype=np.float64), nan=0.0)
+
+
+def without(model: HookedGPT, heads: Heads, ablation: Ablation) -> HookedGPT:
+    """Return a view of the model without some heads; see `probes.pruning.removing.pruned_view`."""
+    if not heads:
+        return model
+    return pruned_view(model, heads, mode=ablation.mode, reference=ablation.reference)
+
+
+def all_heads(config: ModelConfig) -> Heads:
+    """Return every head that a model has, layer by layer."""
+    return tuple(
+        (layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)
+    )
+
+
+def ascending(heads: Heads, scores: Scores) -> Heads:
+    """Return the heads from the lowest score to the highest; equal ones as they stand."""
+    return tuple(heads[i] for i in np.argsort(scores, kind="stable"))

@@ -1,0 +1,1 @@
+"""Models and sequences, as probes read them."""

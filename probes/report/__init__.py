@@ -1,0 +1,1 @@
+"""Everything about one model in one folder, for people."""

@@ -1,0 +1,161 @@
+"""What a report says of causes: which heads stand in for each other, and how small a model can get.
+
+The measurements are those of `probes.ablation`, `probes.pruning` and `probes.first_order`; here it
+is decided which of them a model gets, on how many sequences.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lab.naming import head_label
+from probes import plots
+from probes.ablation.redundancy import head_redundancy, label_groups
+from probes.ablation.shapley import MOST_EXACT, shapley_values
+from probes.first_order.agreement import FirstOrderStudy, first_order_study
+from probes.plots.canvas import figure_of
+from probes.pruning.curves import metric_for, pruning_curve, removable
+from probes.report.subject import Subject
+from probes.tables import json_rows
+
+SEQUENCES = 100
+"""Sequences that sets of heads are ablated on, and as many others that an order is found on."""
+
+MOST_PRUNED = 16
+"""Heads up to which a report shows a pruning curve with random orders."""
+
+MOST_ABLATED = 300
+"""Heads up to which it ablates groups of them and compares a gradient with exact ablations."""
+
+WITHIN = (0.0, 0.01, 0.05)
+"""What may be lost, as a share, where it is counted how many heads can go."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Causes:
+    """What was found out about causes; None where a model has too many heads, or too few."""
+
+    redundancy: pd.DataFrame | None
+    shapley: pd.DataFrame | None
+    first_order: FirstOrderStudy | None
+    pruning: pd.DataFrame | None
+    removable: pd.DataFrame | None
+
+    def tables(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield the tables that there are, by name."""
+        study = self.first_order
+        named = {
+            "redundancy": self.redundancy,
+            "shapley": self.shapley,
+            "first_order": None if study is None else study.heads,
+            "agreement": None if study is None else study.agreement,
+            "pruning": self.pruning,
+            "removable": self.removable,
+        }
+        for name, frame in named.items():
+            if frame is not None:
+                yield name, frame
+
+
+def measure_causes(subject: Subject, labels: pd.DataFrame) -> Causes:
+    """Ablate groups, share their effects out, prune step by step, and compare with a gradient.
+
+    Args:
+        subject: What the report is about.
+        labels: The table of label_heads, whose classes are the groups.
+    """
+    model, batch = subject.model, subject.batch[:SEQUENCES]
+    n_heads = len(labels)
+    groups = label_groups(labels)
+    ablated = 1 < n_heads <= MOST_ABLATED
+    every_set = n_heads <= MOST_PRUNED
+    redundancy = shapley = study = curve = spare = None
+    if ablated and groups:
+        redundancy = head_redundancy(model, batch, groups, every_set=every_set)
+    metric = metric_for(model, batch) if ablated else "loss"
+    if ablated:
+        study = first_order_study(model, batch, metric=metric)
+    if 1 < n_heads <= MOST_EXACT:
+        heads = list(zip(labels["layer"].tolist(), labels["head"].tolist(), strict=True))
+        shapley = shapley_values(model, batch, heads)
+    if 1 < n_heads <= MOST_PRUNED and subject.batch is not subject.reference:
+        selection = subject.reference[:SEQUENCES]
+        wanted = dict.fromkeys((metric, "exact_match"))
+        curve = pruning_curve(model, selection, held_out=batch, metric=metric, metrics=list(wanted))
+        spare = heads_to_spare(curve, "exact_match")
+    return Causes(
+        redundancy=redundancy, shapley=shapley, first_order=study, pruning=curve, removable=spare
+    )
+
+
+def heads_to_spare(curve: pd.DataFrame, also: str) -> pd.DataFrame:
+    """Return how many heads of a pruning curve can go at 0, 1 and 5 %.
+
+    Args:
+        curve: A table of `pruning_curve`.
+        also: A metric beside the one that the order was chosen by.
+    """
+    metrics = dict.fromkeys((curve.attrs["chosen_by"], also))
+    frame = pd.concat([removable(curve, WITHIN, metric) for metric in metrics], ignore_index=True)
+    frame.attrs = removable(curve).attrs
+    return frame
+
+
+def cause_figures(causes: Causes) -> dict[str, Figure]:
+    """Draw what was found, each figure by its name."""
+    drawn: dict[str, Figure] = {}
+    if causes.redundancy is not None:
+        groups = causes.redundancy[causes.redundancy["head"].isna()]
+        # Of the groups the one that costs most together: the others are in the table.
+        worst = str(groups["group"].iloc[int(groups["delta"].abs().to_numpy().argmax())])
+        drawn["joint"] = figure_of(plots.plot_joint(causes.redundancy, group=worst))
+    if causes.shapley is not None:
+        drawn["shapley"] = figure_of(plots.plot_shapley(causes.shapley))
+    if causes.first_order is not None:
+        study = causes.first_order
+        drawn["first_order"] = figure_of(
+            plots.plot_first_order(study.heads, study.agreement, column="importance")
+        )
+    if causes.pruning is not None:
+        drawn["pruning"] = figure_of(plots.plot_pruning_curve(causes.pruning))
+    return drawn
+
+
+def redundancy_sentences(redundancy: pd.DataFrame, name_of: Mapping[str, str]) -> list[str]:
+    """Say of each group what it costs together, and which of its heads stand in for each other.
+
+    Args:
+        redundancy: The table of head_redundancy.
+        name_of: What a group is called.
+    """
+    rows = json_rows(redundancy)
+    said = []
+    for group in (row for row in rows if row["head"] is None):
+        heads = [row for row in rows if row["group"] == group["group"] and row["head"] is not None]
+        name = name_of.get(group["group"], group["group"])
+        if len(heads) == 1:
+            continue
+        cost = (
+            f"The {len(heads)} {name} heads together change the {group['metric']} by "
+            f"{group['delta']:+.4g} {group['unit']} ({interval_text(group)}), one by one by "
+            f"{group['singles']:+.4g} in all"
+        )
+        spare = [row for row in heads if row["verdict"] == "redundant"]
+        if spare:
+            names = ", ".join(head_label(row["layer"], row["head"]) for row in spare)
+            are = "it is" if len(spare) == 1 else "they are"
+            cost += f": {names} can go alone but not with the others; {are} redundant, not useless"
+        elif group["verdict"] == "useless":
+            cost += ": they can all go"
+        said.append(f"{cost}.")
+    return said
+
+
+def interval_text(row: Mapping[str, Any]) -> str:
+    """Write the interval of a row."""
+    if row["ci_low"] is None:
+        return "one sequence, no interval"
+    return f"95 %: {row['ci_low']:+.4g} to {row['ci_high']:+.4g}"

@@ -1,0 +1,1 @@
+"""What heads write, and what the model says next."""

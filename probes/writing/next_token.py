@@ -1,0 +1,99 @@
+"""What a model would say next, with and without some of its heads, token by token.
+
+Which heads are gated, and what fills their place, is said by the gates that are handed in.
+"""
+
+import pandas as pd
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from lab.config import SampleConfig, require_whole
+from lab.gates import GateTensors, HeadGates
+from lab.generation import next_token_probabilities
+from lab.model import HookedGPT
+from lab.shapes import Tokens
+from lab.vocab import Vocab
+from probes.attention.maps import token_labels
+from probes.reading.reads import model_device, provenance, vocab_of
+from probes.schemas.columns import Column, Schema
+from probes.tables import make_table
+
+NEXT_TOKEN = Schema(
+    name="next_token",
+    version=1,
+    columns=(
+        Column(name="query_pos", kind="whole", meaning="position whose next token is predicted"),
+        Column(name="token_id", kind="whole or none", meaning="next token; none: all others"),
+        Column(name="token", kind="text", meaning="name of the token; the rest: (rest)"),
+        Column(name="baseline", kind="number", meaning="probability in the whole model"),
+        Column(name="gated", kind="number", meaning="probability with the gates"),
+    ),
+)
+
+REST = "(rest)"
+"""What the row of all tokens that have no row of their own is called."""
+
+
+@torch.no_grad()
+def next_token_table(
+    model: HookedGPT,
+    tokens: Tokens,
+    *,
+    gates: HeadGates | GateTensors | None = None,
+    vocab: Vocab | None = None,
+    k: int = 5,
+) -> pd.DataFrame:
+    """Compare what may come next at every position of one sequence, with and without gates.
+
+    One row per position and token: the k likeliest of either model, by falling baseline
+    probability, then all other tokens in one row. Probabilities are over the whole vocabulary, so
+    the rows of a position sum to 1.
+
+    Args:
+        model: A HookedGPT.
+        tokens: One sequence.
+        gates: The intervention; None: both columns are the whole model's.
+        vocab: Names of the token ids; None: those of the model's tokenizer, or the ids themselves.
+        k: How many tokens of either model get a row.
+
+    Raises:
+        ValueError: Not one sequence, or k below 1.
+    """
+    require_whole("k", k, 1)
+    if len(tokens) != 1:
+        raise ValueError(f"tokens must be one sequence, got {len(tokens)}; pass tokens[:1]")
+    on_device = tokens.to(model_device(model))
+    as_it_is = SampleConfig(temperature=1.0)
+    both = torch.stack(
+        [
+            next_token_probabilities(model(on_device, gates=some)[0], as_it_is)
+            for some in (None, gates)
+        ],
+        dim=-1,
+    )
+    rows = [row for query_pos, here in enumerate(both) for row in position_rows(query_pos, here, k)]
+    ids = [row[1] for row in rows]
+    names = vocab_of(model, vocab)
+    labels = iter(token_labels([i for i in ids if i is not None], names))
+    columns = {
+        "query_pos": [row[0] for row in rows],
+        "token_id": ids,
+        "token": [REST if i is None else next(labels) for i in ids],
+        "baseline": [row[2] for row in rows],
+        "gated": [row[3] for row in rows],
+    }
+    return make_table(columns, NEXT_TOKEN, provenance(model, tokens))
+
+
+def position_rows(
+    query_pos: int, probabilities: Float64[Tensor, "d_vocab 2"], k: int
+) -> list[tuple[int, int | None, float, float]]:
+    """Return (query_pos, token id, baseline, gated) of one position, the rest last."""
+    k = min(k, len(probabilities))
+    likeliest = set(probabilities.topk(k, dim=0).indices.flatten().tolist())
+    order = probabilities[:, 0].argsort(descending=True, stable=True).tolist()
+    named = [i for i in order if i in likeliest]
+    others = [i for i in order if i not in likeliest]
+    rows = [(query_pos, i, *probabilities[i].tolist()) for i in named]
+    return [*rows, (query_pos, None, *probabilities[others].sum(dim=0).tolist())]

@@ -1,0 +1,104 @@
+"""An interrupted sweep goes on where it was, bit for bit, and takes nobody else's results."""
+
+import numpy as np
+import pytest
+import torch
+
+from lab.durable import hold
+from probes.ablation import runs as sweep_runs
+from probes.ablation.sweep import Ablation, sweep_sets
+
+SETS = [((0, 0),), ((0, 1),), ((0, 2),), ((1, 0),), ((1, 1), (1, 2))]
+TOKENS = torch.randint(6, (4, 9), generator=torch.Generator().manual_seed(5))
+LITTLE = 100_000
+"""Bytes that make several chunks of this sweep."""
+
+
+def swept(model, ledger, tokens=TOKENS, sets=SETS, **changes):
+    return sweep_sets(model, tokens, sets, memory=LITTLE, ledger=ledger, **changes)
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The chunks that are computed, not read."""
+    chunks, totals = [], sweep_runs.SequenceRuns.totals
+
+    def counted(self, chunk):
+        chunks.append(chunk)
+        return totals(self, chunk)
+
+    monkeypatch.setattr(sweep_runs.SequenceRuns, "totals", counted)
+    return chunks
+
+
+def test_interrupted_sweep_goes_on_bit_for_bit(build_model, tmp_path, computed):
+    model = build_model().float()
+    whole = swept(model, None)
+    n_chunks = len(computed)
+    assert n_chunks >= 5
+    computed.clear()
+
+    def interrupt(done, total):
+        if len(computed) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        swept(model, tmp_path / "ledger", progress=interrupt)
+    assert len(computed) == 3
+    resumed = swept(model, tmp_path / "ledger")
+    assert len(computed) == n_chunks
+    assert resumed.totals.tobytes() == whole.totals.tobytes()
+    again = swept(model, tmp_path / "ledger")
+    assert len(computed) == n_chunks
+    assert again.totals.tobytes() == whole.totals.tobytes()
+    assert not list((tmp_path / "ledger").glob(".*"))
+
+
+def test_ledger_of_another_sweep_is_refused(build_model, tmp_path):
+    model, folder = build_model(), tmp_path / "ledger"
+    swept(model, folder)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    one_more = build_model()
+    with torch.no_grad():
+        one_more.blocks[1].attn.W_Q[0, 0, 0] += 1e-9
+    threads = torch.get_num_threads()
+    others = {
+        "model": lambda: swept(one_more, folder),
+        "config": lambda: swept(build_model(eps=1e-6), folder),
+        "tokens": lambda: swept(model, folder, (TOKENS + 1) % 6),
+        "sets": lambda: swept(model, folder, sets=SETS[:-1]),
+        "ablation": lambda: swept(model, folder, ablation=Ablation(value=0.5)),
+        "metrics": lambda: swept(model, folder, metrics=["margin"]),
+        "chunks": lambda: sweep_sets(model, TOKENS, SETS, ledger=folder),
+        "threads": lambda: swept(model, folder),
+    }
+    for name, another in others.items():
+        torch.set_num_threads(threads + (name == "threads"))
+        try:
+            with pytest.raises(ValueError, match=rf"got one with another {name} in '.*ledger'; ch"):
+                another()
+        finally:
+            torch.set_num_threads(threads)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+
+
+def test_folder_that_is_no_ledger_or_in_use_or_damaged(build_model, tmp_path):
+    model = build_model()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"must be a new folder or an earlier ledger, got '.*photo"
+    ):
+        swept(model, tmp_path / "photos")
+    folder = tmp_path / "ledger"
+    swept(model, folder)
+    with hold(folder), pytest.raises(ValueError, match="folder must not be in use"):
+        swept(model, folder)
+    chunk = folder / "chunk-000002.npy"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    with pytest.raises(
+        ValueError, match=r"must be whole, got damage in '.*02.npy'; delete the file"
+    ):
+        swept(model, folder)
+    chunk.unlink()
+    assert np.isfinite(swept(model, folder).totals).all()
