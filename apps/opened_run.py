@@ -95,7 +95,7 @@ def open_for_measuring(
         ValueError: An unknown run, step or device, a damaged file, or a wrong number of sequences.
     """
     run = open_run(name)
-    step = run.config.steps
+    step = run.last_step
     if checkpoint is not None:
         run.checkpoint(checkpoint)
         step = checkpoint

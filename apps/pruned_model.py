@@ -84,7 +84,7 @@ def write_model(
             "heads removed": evaluate(load_model(out), batch),
         }
     else:
-        step = None if opened.step == opened.run.config.steps else opened.step
+        step = None if opened.step == opened.run.last_step else opened.step
         done = export_pruned_run(
             opened.run, heads, out, batch, step=step, fine_tune=fine_tune, **how
         )

@@ -76,6 +76,11 @@ class Run:
         """The steps that have a checkpoint, in order."""
         return checkpoint_steps(self.path)
 
+    @property
+    def last_step(self) -> int:
+        """Step of the weights: a pruned run's is the checkpoint's that it was made of, or later."""
+        return max(self.steps, default=self.config.steps)
+
     def checkpoint(self, step: int | None = None) -> Path:
         """Return the folder of a step's checkpoint; None: the last one.
 

@@ -62,7 +62,7 @@ def row_of(run: Run) -> list[str]:
     return [
         run.name,
         f"{run.config.task} {run.config.length}",
-        grouped(run.config.steps),
+        grouped(run.last_step),
         exact_match_text(run),
         in_bytes(sum(entry.bytes for entry in run.files.values())),
         str(len(run.steps)),

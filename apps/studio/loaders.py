@@ -110,7 +110,7 @@ def pruning_curve(view: View) -> "Curve | None":
     from apps.studio.pruning import FILE, read_curve
 
     run = view.run
-    trained = view.step == max(run.steps, default=run.config.steps)
+    trained = view.step == run.last_step
     return read_curve(run.file(FILE)) if trained and FILE in run.files else None
 
 

@@ -181,7 +181,7 @@ def origin(
     weights = WEIGHTS if step is None else f"{CHECKPOINTS}/{step_name(step)}/{WEIGHTS}"
     return {
         "run": run.name,
-        "step": run.steps[-1] if step is None else step,
+        "step": run.last_step if step is None else step,
         "weights_sha256": run.files[weights].sha256,
         **removal(gates, mode),
         "fine_tuned_steps": fine_tune,

@@ -75,7 +75,7 @@ def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | 
         facts={
             "run": run.name,
             "task": config.task,
-            "step": max(run.steps, default=config.steps),
+            "step": run.last_step,
             "checkpoint_sha256": run.files[WEIGHTS].sha256,
             "seed": config.seed,
         },

@@ -155,4 +155,14 @@ def test_a_pruned_run_can_be_trained_on(home: Path, capsys: pytest.CaptureFixtur
     assert main([*asked, "--sequences", "40"]) == 0
     shown = {row[0]: row[1:] for row in cells(capsys.readouterr().out, 1)}
     assert shown["heads ablated"] == shown["heads removed"] != shown["trained on"]
-    assert open_run("reversal-pruned").info["pruned_from"]["fine_tuned_steps"] == 3
+    run = open_run("reversal-pruned")
+    assert run.info["pruned_from"]["fine_tuned_steps"] == 3
+    # Its weights are of step 403, which its recipe of 400 steps does not know.
+    assert run.last_step == run.steps[0] == run.config.steps + 3
+    assert main(["ablate", "reversal-pruned", "--sequences", "10"]) == 0
+    assert f"step {run.last_step}" in capsys.readouterr().out
+    assert main(["prune", "reversal-pruned", "--heads", "L1H0", "--sequences", "10"]) == 0
+    assert open_run("reversal-pruned-pruned").info["pruned_from"]["step"] == run.last_step
+    assert main(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^reversal-pruned +reversal \d+ +{run.last_step} ", shown, re.M)
