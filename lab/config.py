@@ -227,6 +227,10 @@ class ModelConfig:
         """Return the original ids of a layer's heads, in the order of its weights."""
         return tuple(range(self.n_heads)) if self.kept_heads is None else self.kept_heads[layer]
 
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """Return every head of the model as (layer, head), in original ids."""
+        return tuple((i, head) for i in range(self.n_layers) for head in self.heads_of(i))
+
     def n_heads_of(self, layer: int) -> int:
         """Return how many heads a layer has, without listing them."""
         return self.n_heads if self.kept_heads is None else len(self.kept_heads[layer])

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     ("previous", "how much of its attention the ablated head puts on the previous token"),
-    ("score", "attention of the induction head on what followed the first copy"),
-    ("control", "the same drop, or rise, for heads of the same layers that do not look back"),
+    ("score", "attention of the head watched on what followed the first copy"),
+    ("control", "the same drop, or rise, for heads of these or the nearest layers that do not"),
     ("K comp.", "what keys could read of it by the weights alone, less random heads"),
     ("feeds", "the drop is half of the score or more, and the controls leave it alone"),
 )
@@ -47,7 +47,8 @@ look at the previous token, and the induction heads and the loss are watched.
 {WHAT_THERE_IS}
 
 The model reads random tokens said twice; scores and loss are those of the
-second copy.
+second copy. A model can copy without induction heads, as a run of the task
+induction may: then name the heads to watch with --targets L1H0.
 
 columns:
 {listed(COLUMNS)}

@@ -33,13 +33,13 @@ def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
         own = [row for row in rows if target_of(row) == target]
         # The joint ablation first, then the heads by their drop.
         own.sort(key=lambda row: (row["head"] is not None, -row["drop"]))
-        n_fed = sum(row["feeds"] for row in own if row["head"] is not None)
+        n_fed = sum(row["feeds"] is not False for row in own if row["head"] is not None)
         first = next((i for i, row in enumerate(own) if row["head"] is not None), len(own))
         shown = own if everything else own[: first + max(TOP, n_fed)]
         hidden += len(own) - len(shown)
         lines += [cells(row, frozen) for row in shown]
     header = [
-        "induction\nhead",
+        "head\nwatched",
         "without",
         "previous",
         "score with\nand without",
@@ -50,6 +50,9 @@ def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
     header += ["rise of\nloss", "control"]
     header += [*(["attention\nfrozen"] if frozen else [])]
     say_table([*header, "K comp.", "feeds"], lines, words=(0, 1, 5, len(header) + 1))
+    if any(row["n_controls"] == 0 for row in rows):
+        say()
+        say("control -: no other earlier head looks away from the previous token")
     if hidden:
         say()
         more = counted(hidden, "more row")
@@ -63,10 +66,12 @@ def summary(rows: Sequence[Row]) -> str:
         if row["feeds"] and row["head"] is not None:
             fed.setdefault(head_label(row["layer"], row["head"]), []).append(target_of(row))
     loss = rows[0]["loss"]
-    watched = counted(len({target_of(row) for row in rows}), "induction head")
+    watched = counted(len({target_of(row) for row in rows}), "head")
     about = f"loss of the second copy {loss:.4f} nats; {watched} watched"
     if not fed:
-        return f"{about}; no single head feeds one: look at the joint rows"
+        joint = any(row["head"] is None for row in rows)
+        beside = ": look at the rows of several heads together" if joint else ""
+        return f"{about}; no single head is seen to feed one{beside}"
     named = "; ".join(f"{head} feeds {', '.join(targets)}" for head, targets in fed.items())
     return f"{about}; {named}"
 
@@ -88,7 +93,7 @@ def cells(row: Row, frozen: bool) -> list[str]:
         signed(row["loss_control"]),
         *([signed(row["frozen_loss_delta"])] if frozen else []),
         signed(row["k_composition"]),
-        "yes" if row["feeds"] else "",
+        {True: "yes", False: "", None: "cannot tell"}[row["feeds"]],
     ]
 
 

@@ -109,7 +109,7 @@ def feeder_scores(
     0.1), or over random sets of as many of them, from the layers beside where a layer has too few.
 
     feeds: the lower end of the drop's interval is half of the target's score or more, and the
-    control's drop a quarter of that at most. Beside stand composition scores, by the weights alone;
+    control's drop a quarter of that at most; none where that cannot be told. Beside stand composition scores, by the weights alone;
     see `probes.feeders.composition`. A head that the whole model rests on feeds its induction heads
     too: one that they read themselves has a K score well above chance as well.
 
@@ -194,9 +194,8 @@ def looks_of(model: HookedGPT, pair: PairedInput) -> Looks:
         found = measured_layers(model, x, measure, torch.add)
         sums = torch.cat([total for (total,) in found.values()], dim=1)
         arms.append(sums.numpy() / len(pair))
-    config = model.config
     return Looks(
-        heads=tuple((i, head) for i in range(config.n_layers) for head in config.heads_of(i)),
+        heads=model.config.heads(),
         previous=arms[0][0],
         induction=arms[0][1] - arms[1][1],
     )
@@ -224,7 +223,8 @@ def chosen_targets(
         )
         raise ValueError(
             f"targets must be induction heads, of an induction score of {CUTS.strong:g} or more "
-            f"above the control, got {best} at most; name the heads to watch: targets=[(1, 0)]"
+            f"above the control, got {best} at most; a model can copy without them, and others "
+            "are watched when they are named as targets"
         )
     return chosen
 
@@ -241,8 +241,18 @@ def compared(
         others = draw_matched_sets(joint, idle, controls, seed=seed)
         yield Comparison(target=target, heads=joint, controls=tuple(others))
     for head in own:
-        others = [(other,) for other in idle if other[0] == head[0] and other != head]
-        yield Comparison(target=target, heads=(head,), controls=tuple(others))
+        yield Comparison(target=target, heads=(head,), controls=nearest_controls(head, idle))
+
+
+def nearest_controls(head: Head, idle: Collection[Head]) -> tuple[HeadSet, ...]:
+    """Return the other idle heads of a head's layer, or else of the layers that are nearest.
+
+    >>> nearest_controls((2, 0), [(0, 1), (1, 0), (1, 3)])
+    (((1, 0),), ((1, 3),))
+    """
+    others = [other for other in idle if other != head]
+    nearest = min((abs(layer - head[0]) for layer, _ in others), default=0)
+    return tuple((other,) for other in others if abs(other[0] - head[0]) == nearest)
 
 
 def measured_rows(
@@ -279,8 +289,24 @@ def measured_rows(
             "loss_control": mean_over(rises[:, others]),
             "frozen_loss_delta": frozen[:, run].mean(),
             "n_controls": len(others),
-            "feeds": bool(low[run] >= LOST * baseline and control <= CONTROL_LOST * drop),
+            "feeds": is_fed(baseline, drop, low[run], control),
         }
+
+
+def is_fed(baseline: float, drop: float, low: float, control: float) -> bool | None:
+    """Tell whether a target lives on ablated heads; None: without an interval or a control.
+
+    Args:
+        baseline: The target's score in the whole model.
+        drop: What it loses without the heads.
+        low: Lower end of that drop's interval.
+        control: What it loses without others.
+    """
+    if drop < LOST * baseline:
+        return False  # what is lost is too little, whatever the interval and the controls are
+    if math.isnan(low) or math.isnan(control):
+        return None
+    return bool(low >= LOST * baseline and control <= CONTROL_LOST * drop)
 
 
 def mean_over(values: Float64[np.ndarray, "batch run"]) -> float:

@@ -39,7 +39,7 @@ def plot_feeders(
 ) -> Axes:
     """Draw what one induction head loses without each earlier head, the largest losses on top.
 
-    Orange bars are heads that feed it, diamonds the mean of the controls, whiskers 95 % intervals;
+    Orange bars are heads that feed it, pale ones may or may not, diamonds the mean of the controls, whiskers 95 % intervals;
     the dotted line is all that the head has to lose.
 
     Args:
@@ -71,19 +71,21 @@ def plot_feeders(
     places, lost = np.arange(len(drawn)), drawn[value].to_numpy(dtype=float)
     ends = np.stack([lost - drawn[low], drawn[high] - lost]).clip(min=0)
     for feeds, colour, label in (
-        (True, ORANGE, "feeds it"),
-        (False, BLUE, "does not, by the same rule"),
+        (1.0, ORANGE, "feeds it"),
+        (0.0, BLUE, "does not feed it"),
+        (0.5, FAINT, "cannot be told"),
     ):
-        some = drawn["feeds"].to_numpy() == feeds
+        some = drawn["feeds"].astype("Float64").fillna(0.5).to_numpy(dtype=float) == feeds
         if some.any():
             ax.barh(places[some], lost[some], height=0.68, color=colour, label=label, zorder=2)
     ax.errorbar(
         lost, places, xerr=ends, fmt="none", ecolor=INK, elinewidth=1.2, capsize=2.5, zorder=3
     )
-    ax.scatter(
-        drawn[control], places, s=42, marker="D", facecolor="white", edgecolor=INK, zorder=4,
-        label="controls, mean", gid="control",
-    )  # fmt: skip
+    if drawn[control].notna().any():
+        ax.scatter(
+            drawn[control], places, s=42, marker="D", facecolor="white", edgecolor=INK, zorder=4,
+            label="the same for controls, mean", gid="control",
+        )  # fmt: skip
     if value == "drop":
         ax.axvline(
             float(rows["baseline"].iloc[0]), color=INK, linewidth=1.4, linestyle=(0, (1, 1.5)),

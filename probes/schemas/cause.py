@@ -228,7 +228,7 @@ REDUNDANCY = Schema(
 
 FEEDERS = Schema(
     name="feeders",
-    version=1,
+    version=2,
     columns=(
         Column(name="layer", kind="whole or none", meaning="block; none: several heads together"),
         Column(name="head", kind="whole or none", meaning="head; none: several heads together"),
@@ -245,7 +245,8 @@ FEEDERS = Schema(
         Column(
             name="control",
             kind="number",
-            meaning="mean drop of heads of the same layers that do not look at the previous token",
+            meaning="mean drop of heads of the same layers, or else of the nearest, that do not "
+            "look at the previous token; NaN: there are none",
         ),
         Column(name="loss", kind="number", unit="nats", meaning="loss of the second copy"),
         Column(name="loss_delta", kind="number", unit="nats", meaning="what it rises by"),
@@ -264,8 +265,9 @@ FEEDERS = Schema(
         Column(name="v_composition", kind="number", meaning="V score less chance, by the weights"),
         Column(
             name="feeds",
-            kind="flag",
-            meaning="the target loses half of its score or more, and its controls leave it alone",
+            kind="flag or none",
+            meaning="the target loses half of its score or more, and its controls leave it alone; "
+            "none: without a control or an interval that cannot be told",
         ),
         N_SEQUENCES,
         Column(name="n_rows", kind="whole", meaning="query rows scored, over all sequences"),

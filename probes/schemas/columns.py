@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["whole", "whole or none", "number", "text", "flag"]
+Kind = Literal["whole", "whole or none", "number", "text", "flag", "flag or none"]
 
 DTYPES: Mapping[Kind, str] = {
     "whole": "int64",
@@ -12,6 +12,7 @@ DTYPES: Mapping[Kind, str] = {
     "number": "float64",
     "text": "str",
     "flag": "bool",
+    "flag or none": "boolean",
 }
 
 

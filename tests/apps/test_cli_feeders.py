@@ -45,7 +45,7 @@ def cells(out: str) -> list[list[str]]:
 def test_who_feeds_whom_is_said_and_shown(headlab: Headlab, circuit: Path) -> None:
     code, out, err = headlab("feeders", str(circuit), "--frozen")
     assert (code, err) == (0, "")
-    assert "1 induction head watched; L0H0 feeds L1H0\n" in out
+    assert "1 head watched; L0H0 feeds L1H0\n" in out
     model = load_model(circuit)
     pair = repeated_pair(model, n_sequences=8, longest=40)
     assert pair.description in out
@@ -78,13 +78,19 @@ def test_targets_and_heads_can_be_named_and_all_is_written(
     asked = ("--targets", "L1H0", "--heads", "L0H1", "L0H2", "--mode", "mean")
     code, out, err = headlab("feeders", str(circuit), *asked, "--out", str(tmp_path / "out"))
     assert (code, err) == (0, "")
-    assert "no single head feeds one" in out
+    assert "1 head watched; no single head is seen to feed one\n" in out  # no row of several
     kept = pd.read_parquet(tmp_path / "out" / "feeders.parquet")
     assert kept["heads"].tolist() == ["L0H1", "L0H2"]
     assert kept["mode"].unique().tolist() == ["mean"]
     told = json.loads((tmp_path / "out" / "feeders.json").read_text())
     assert told["rows"] == json_rows(kept)
     assert told["provenance"]["scored"].startswith("11 rows each")
+
+
+def test_what_cannot_be_told_is_no_no(headlab: Headlab, circuit: Path) -> None:
+    code, out, err = headlab("feeders", str(circuit), "--sequences", "1")  # no interval
+    assert (code, err) == (0, "")
+    assert cells(out)[0][-1] == "cannot tell"
 
 
 @pytest.mark.parametrize(
@@ -102,5 +108,6 @@ def test_a_wrong_request_is_one_line(
 ) -> None:
     code, out, err = headlab("feeders", *line.replace("CIRCUIT", str(circuit)).split())
     assert (code, out) == (2, "")
+    assert "[(" not in err  # words of a program
     assert err.startswith(f"headlab: error: {message}")
     assert err.count("\n") == 1

@@ -10,7 +10,7 @@ import torch
 from lab.model import HookedGPT
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.ablation.table import head_donors, mean_reference
-from probes.feeders.scores import feeder_scores
+from probes.feeders.scores import feeder_scores, is_fed
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
 from probes.reading.inputs import PairedInput, repeated_pair
@@ -163,6 +163,32 @@ def test_heads_that_feed_together_are_ablated_together(split_circuit):
     assert joint["control"] == pytest.approx(0.0, abs=1e-12)
     assert joint["n_controls"] == 1  # two other heads, one pair of them
     assert frame["feeds"].tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("drop", "low", "control", "fed"),
+    [
+        (0.6, 0.5, 0.1, True),
+        (0.6, 0.5, 0.2, False),  # others cost a third of that
+        (0.6, 0.3, 0.1, False),  # half of the score is not sure
+        (0.3, 0.2, math.nan, False),  # too little, with any control
+        (0.6, 0.5, math.nan, None),
+        (0.6, math.nan, 0.1, None),  # one sequence
+    ],
+)
+def test_who_feeds_is_said_only_where_it_can_be_told(drop, low, control, fed):
+    assert is_fed(0.8, drop, low, control) is fed
+
+
+def test_a_head_alone_in_its_layer_is_compared_with_the_nearest_layer():
+    """All of layer 1 but the feeder was pruned: the controls are the heads of layer 0."""
+    second = (WRITER, IDLE)
+    rows = [(IDLE, IDLE), second, (INDUCTION, IDLE)]
+    model = prune_heads(plant(rows, d_vocab=40, n_ctx=25).model, [(1, 1)])
+    frame = feeder_scores(model, blocks_of(model), targets=[(2, 0)]).set_index("heads")
+    assert frame["n_controls"].to_dict() == {"L0H0": 1, "L0H1": 1, "L1H0": 2}
+    assert frame.loc["L1H0", "control"] == pytest.approx(0.0, abs=1e-9)
+    assert frame["feeds"].tolist() == [False, False, True]
 
 
 def test_frozen_attention_hides_what_goes_through_keys():

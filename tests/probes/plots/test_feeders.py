@@ -39,6 +39,18 @@ def test_largest_drop_is_on_top_below_the_joint_one():
     assert "its whole score" in [text.get_text() for text in ax.get_legend().get_texts()]
 
 
+def test_what_cannot_be_told_is_no_blue_bar_and_no_control_is_no_diamond():
+    feeds = pd.array([False, None, True, False], dtype="boolean")
+    ax = plots.plot_feeders(feeders().assign(feeds=feeds, control=float("nan")))
+    told = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [text for text in told if "feed" in text or "told" in text] == [
+        "feeds it",
+        "does not feed it",
+        "cannot be told",
+    ]
+    assert not any("controls" in text for text in told)
+
+
 def test_loss_ranks_heads_by_what_it_rises():
     ax = plots.plot_feeders(feeders(), value="loss_delta", most=1)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["2 heads together", "L0H3"]
