@@ -77,7 +77,7 @@ def evaluate(
         raise ValueError("a batch to evaluate must have at least 1 sequence, got none")
     device = next(model.parameters(), batch.tokens).device
     loss, right_tokens, right_sequences, n_rows = 0.0, 0, 0, 0
-    with torch.no_grad(), _eval_mode(model):
+    with torch.no_grad(), eval_mode(model):
         for start in range(0, len(batch), chunk):
             rows = slice(start, start + chunk)
             part = batch[rows].to(device)
@@ -132,7 +132,7 @@ def _batch_rows(values: Tensor, rows: slice) -> Tensor:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode and give every module its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -7,12 +7,12 @@ that of another where there is one. Losses and accuracies are `lab.evaluation`'s
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lab.shapes import Logits, PositionMask, Tokens
 from lab.tasks.base import Batch
-from probes.reading.reads import as_batch
+from probes.reading.reads import ReadableModel, as_batch, model_device
 
 PerSequence = Int[Tensor, " batch"]
 
@@ -66,7 +66,16 @@ class Answers:
             prompts: The prompts, [batch, pos].
             right: The id that should come next, of each prompt.
             wrong: The id to compare with, of each prompt; None: none.
+
+        Raises:
+            ValueError: There is not one id for each prompt.
         """
+        for name, ids in (("right", right), ("wrong", wrong)):
+            if ids is not None and ids.shape != prompts.shape[:1]:
+                raise ValueError(
+                    f"{name} must be one id for each of the {len(prompts)} prompts, got the shape "
+                    f"{list(ids.shape)}"
+                )
         rows = torch.zeros_like(prompts, dtype=torch.bool)
         rows[:, -1] = True
         wrong_ids = None if wrong is None else rows * wrong.unsqueeze(1)
@@ -85,7 +94,7 @@ class Answers:
         right = logits_of(logits, self.right)
         return right if self.wrong is None else right - logits_of(logits, self.wrong)
 
-    def __getitem__(self, some: slice) -> "Answers":
+    def __getitem__(self, some: slice | Bool[Tensor, " batch"]) -> "Answers":
         """Return those of some sequences."""
         wrong = None if self.wrong is None else self.wrong[some]
         return Answers(right=self.right[some], wrong=wrong, rows=self.rows[some])
@@ -114,6 +123,43 @@ def logits_of(logits: Logits, ids: Tokens) -> Float[Tensor, "batch pos"]:
 def next_tokens(batch: Batch) -> Tokens:
     """Return the token that each scored row predicts, and 0, which every model knows, elsewhere."""
     return batch.tokens.roll(-1, dims=1) * batch.loss_mask
+
+
+def asked_pairs(
+    model: ReadableModel,
+    clean: Batch | Tokens,
+    corrupt: Batch | Tokens,
+    answers: Answers | None,
+) -> tuple[Tokens, Tokens, Answers]:
+    """Return the pairs in which some row counts, clean and corrupt, on the model's device.
+
+    Raises:
+        ValueError: The sequences do not pair up, or nothing is asked of them.
+    """
+    good, bad = (tokens_of(each).to(model_device(model)) for each in (clean, corrupt))
+    require_pairs(good, bad)
+    asked = (Answers.between(clean, corrupt) if answers is None else answers).to(good.device)
+    require_asked(asked, good)
+    counted = asked.rows.any(dim=1)
+    return good[counted], bad[counted], asked[counted]
+
+
+def require_asked(answers: Answers, tokens: Tokens) -> None:
+    """Refuse answers that belong to other sequences, or of which none counts.
+
+    Raises:
+        ValueError: The shapes differ, or no row counts.
+    """
+    if answers.rows.shape != tokens.shape:
+        raise ValueError(
+            f"answers must have the shape {list(tokens.shape)} of the tokens, got "
+            f"{list(answers.rows.shape)}"
+        )
+    if not bool(answers.rows.any()):
+        raise ValueError(
+            "answers must be asked for in some row, got none that counts; pass "
+            "answers=Answers.after(prompts, right)"
+        )
 
 
 def require_pairs(clean: Tokens, corrupt: Tokens) -> None:

@@ -16,15 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.tools.analysis import direct_logit_attribution
 
-from lab.lens.folding import fold_norms
+from lab.lens.folding import check_modules, fold_norms
 from lab.model import HookedGPT
 from lab.naming import parse_head
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.borrowed.answers import Answers, tokens_of
+from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
-from probes.reading.bridge import require_evaluation
-from probes.reading.reads import ReadableModel, model_device, provenance
+from probes.reading.bridge import reading_mode
+from probes.reading.reads import ReadableModel, config_of, model_device, provenance
 from probes.schemas.cause import ATTRIBUTION
 from probes.tables import make_table
 
@@ -61,27 +61,30 @@ def logit_attribution(
     answers' mean logit, which attrs["logit"] holds. Source: Elhage et al. 2021; Wang et al. 2023.
 
     Args:
-        model: A HookedGPT, of which a folded copy is read, or a TransformerLens model in its
-            compatibility mode.
+        model: A HookedGPT, of which a folded copy is read (in float32, if it is of less),
+            or a TransformerLens model in its compatibility mode.
         batch_or_tokens: A task's batch, or plain tokens.
         answers: Whose logits are split; with wrong answers, the differences. None:
             `Answers.of(batch_or_tokens)`.
 
     Raises:
-        ValueError: The norms cannot be folded, layers have different heads, or the parts do not sum
-            to the logits.
+        ValueError: The norms cannot be folded, heads were pruned, no row counts, or the parts do
+            not sum to the logits.
     """
     tokens = tokens_of(batch_or_tokens).to(model_device(model))
     asked = (Answers.of(batch_or_tokens) if answers is None else answers).to(tokens.device)
-    require_evaluation(model)
-    folded: Any = fold_norms(model) if isinstance(model, HookedGPT) else model
+    require_asked(asked, tokens)
+    require_whole_layers(model)
+    folded: Any = folded_copy(model) if isinstance(model, HookedGPT) else model
     heads_width = folded.cfg.n_layers * folded.cfg.n_heads * folded.cfg.d_model
     step = max(1, NUMBERS_AT_ONCE // (heads_width * tokens.shape[1]))
     found: dict[Part, list[Tensor]] = {}
-    for start in range(0, len(tokens), step):
-        some = slice(start, start + step)
-        for part, terms in attributed(folded, tokens[some], asked[some]).items():
-            found.setdefault(part, []).append((terms * asked.rows[some]).sum(dim=1))
+    # Autocast would round the terms, and not the sum that they are held against, or otherwise.
+    with reading_mode(model), torch.autocast(tokens.device.type, enabled=False):
+        for start in range(0, len(tokens), step):
+            some = slice(start, start + step)
+            for part, terms in attributed(folded, tokens[some], asked[some]).items():
+                found.setdefault(part, []).append((terms * asked.rows[some]).sum(dim=1))
     totals = torch.stack([torch.cat(sums) for sums in found.values()], dim=1).cpu().double().numpy()
     counts = asked.rows.sum(dim=1).cpu().double().numpy()
     low, high = bootstrap_interval(totals, counts)
@@ -101,6 +104,31 @@ def logit_attribution(
     return make_table(
         columns, ATTRIBUTION, {**provenance(model, tokens), "logit": float(means.sum())}
     )
+
+
+def require_whole_layers(model: ReadableModel) -> None:
+    """Refuse pruned models, whose heads TransformerLens would mislabel.
+
+    Raises:
+        ValueError: Heads were pruned.
+    """
+    config = config_of(model)
+    if config is not None and config.kept_heads is not None:
+        raise ValueError(
+            "a model must have all its heads for logit_attribution, got one with pruned heads; "
+            "repair_split (its direct effects), patch_activations and logit_lens take it"
+        )
+
+
+def folded_copy(model: HookedGPT) -> HookedGPT:
+    """Return a model without norms' weights, precise enough for its parts to sum to its logits."""
+    if model.W_E.dtype.itemsize >= 4:
+        return fold_norms(model)
+    # What folding and the sum of the parts round in half precision would look like a missed part.
+    wide = HookedGPT(model.config).to(model.W_E.device, torch.float32)
+    check_modules(model, wide)
+    wide.load_state_dict(model.state_dict())
+    return fold_norms(wide)
 
 
 def attributed(model: Any, tokens: Tokens, answers: Answers) -> Terms:
@@ -161,6 +189,10 @@ def require_sum(total: Float[Tensor, "batch pos"], logits: Float[Tensor, "batch 
     off, largest = float((total - logits).abs().max()), float(logits.abs().max())
     if off > WORST_SUM * max(1.0, largest):
         raise ValueError(
-            f"attributions must sum to the logits, got sums that are off by up to {off:.3g}: the "
-            "model adds to its stream, or to its logits, what this tool does not know of"
+            f"attributions must sum to the logits, got sums that are off by up to {off:.3g}: "
+            + (
+                "the model adds to its stream, or to its logits, what this tool does not know of"
+                if logits.dtype.itemsize >= 4
+                else f"{logits.dtype} rounds too much; load the model in float32"
+            )
         )

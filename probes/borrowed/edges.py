@@ -21,11 +21,11 @@ from transformer_lens.tools.analysis.attribution_patching import (
 
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.borrowed.answers import Answers, require_pairs, tokens_of
+from probes.borrowed.answers import Answers, asked_pairs, tokens_of
 from probes.borrowed.patching import pair_provenance
 from probes.intervals import bootstrap_interval
-from probes.reading.bridge import bridge_setting
-from probes.reading.reads import ReadableModel, config_of, head_ids, model_device
+from probes.reading.bridge import bridge_setting, reading_mode
+from probes.reading.reads import ReadableModel, config_of, head_ids, require_differentiable
 from probes.schemas.cause import EDGES
 from probes.tables import make_table
 
@@ -37,6 +37,7 @@ EdgeKey = tuple[str, int | None, int | None, str, int | None, int | None]
 """Kind, layer and head of the writer, then of the reader; heads by their place in the layer."""
 
 
+@torch.inference_mode(False)
 def edge_attribution(
     model: ReadableModel,
     clean: Batch | Tokens,
@@ -47,13 +48,13 @@ def edge_attribution(
     """Estimate what each edge brings back of the clean answers: one row a writer and reader.
 
     score = (w_clean - w_corrupt) . dM/d(input of the reader), in logits, summed over positions,
-    mean over pairs: w is what the writer adds to the stream, M the answers' logits of the corrupt
-    run. A first-order estimate: it misses what saturates. The scores of a writer's edges sum to the
-    estimate for the writer. Source: Syed, Rager and Conmy 2023.
+    mean over the pairs in which a row counts: w is what the writer adds to the stream, M the
+    answers' logits of the corrupt run. A first-order estimate: it misses what saturates. The scores
+    of a writer's edges sum to the estimate for the writer. Source: Syed, Rager and Conmy 2023.
 
     Args:
         model: A HookedGPT, or a TransformerLens model that forks the stream for each head's q, k
-            and v; in evaluation mode, with MLPs, and as many key heads as heads.
+            and v; with MLPs, and as many key heads as heads. It is read in evaluation mode.
         clean: The sequences whose activations are taken.
         corrupt: As many of the same length.
         answers: What comes back; None: `Answers.between(clean, corrupt)`.
@@ -61,10 +62,9 @@ def edge_attribution(
     Raises:
         ValueError: The sequences do not pair up, or the model does not tell its edges apart.
     """
-    good, bad = (tokens_of(x).to(model_device(model)) for x in (clean, corrupt))
-    require_pairs(good, bad)
-    asked = (Answers.between(clean, corrupt) if answers is None else answers).to(good.device)
     require_edges(model)
+    require_differentiable(model)
+    good, bad, asked = asked_pairs(model, clean, corrupt, answers)
     pairs = [
         edge_scores(model, good[one], bad[one], asked[one])
         for one in (slice(i, i + 1) for i in range(len(good)))
@@ -85,7 +85,8 @@ def edge_attribution(
         "n_sequences": np.full(len(edges), len(pairs)),
         "unit": ["logits"] * len(edges),
     }
-    return make_table(columns, EDGES, pair_provenance(model, good, bad))
+    about = pair_provenance(model, tokens_of(clean), tokens_of(corrupt))
+    return make_table(columns, EDGES, about)
 
 
 def require_edges(model: ReadableModel) -> None:
@@ -116,7 +117,7 @@ def edge_scores(
         ValueError: The model does not show its heads' inputs apart.
     """
     try:
-        with torch.enable_grad(), gradients_to_weights(model):
+        with torch.enable_grad(), reading_mode(model), gradients_to_weights(model):
             found = attribution_patch(
                 model,
                 clean,

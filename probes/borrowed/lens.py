@@ -14,8 +14,9 @@ from transformer_lens.tools.analysis import logit_lens as read_streams
 
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.borrowed.answers import Answers, tokens_of
+from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
+from probes.reading.bridge import reading_mode
 from probes.reading.reads import ReadableModel, model_device, provenance
 from probes.schemas.cause import LENS
 from probes.tables import make_table
@@ -44,22 +45,24 @@ def logit_lens(
     the embeddings alone, layer l what l blocks have made of them. Source: nostalgebraist 2020.
 
     Args:
-        model: A HookedGPT, pruned or not, or a TransformerLens model; in evaluation mode.
+        model: A HookedGPT, pruned or not, or a TransformerLens model; it is read in evaluation
+            mode.
         batch_or_tokens: A task's batch, or plain tokens.
         by_position: One row for each position, and not only for all that count together.
         answers: What should come out; None: `Answers.of(batch_or_tokens)`.
 
     Raises:
-        ValueError: The model's logits are not made of its last stream alone, or it is in training
-            mode.
+        ValueError: The model's logits are not made of its last stream alone, or no row counts.
     """
     tokens = tokens_of(batch_or_tokens)
     asked = Answers.of(batch_or_tokens) if answers is None else answers
+    require_asked(asked, tokens)
     step = max(1, TOKENS_AT_ONCE // tokens.shape[1])
-    parts = [
-        lens_readings(model, tokens[start : start + step], asked[start : start + step])
-        for start in range(0, len(tokens), step)
-    ]
+    with reading_mode(model):
+        parts = [
+            lens_readings(model, tokens[start : start + step], asked[start : start + step])
+            for start in range(0, len(tokens), step)
+        ]
     readings, rows = torch.cat(parts, dim=2).numpy(), asked.rows.cpu().double().numpy()
     if by_position:
         counted = np.flatnonzero(rows.any(axis=0))

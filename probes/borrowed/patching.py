@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 from transformer_lens.patching import (
     generic_activation_patch,
@@ -26,10 +26,10 @@ from transformer_lens.utilities.components_utils import get_act_name
 from lab.config import require_choice
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.borrowed.answers import Answers, require_pairs, tokens_of
+from probes.borrowed.answers import Answers, asked_pairs, tokens_of
 from probes.intervals import bootstrap_interval
-from probes.reading.bridge import HookPointModel, pattern_layers
-from probes.reading.reads import ReadableModel, config_of, head_ids, model_device, provenance
+from probes.reading.bridge import HookPointModel, pattern_layers, reading_mode
+from probes.reading.reads import ReadableModel, config_of, head_ids, provenance
 from probes.schemas.cause import PATCHING
 from probes.tables import make_table
 
@@ -81,13 +81,15 @@ def patch_activations(
 
     share = sum(patched - corrupt) / sum(clean - corrupt) over the sequences, of the answers'
     logits: 0 if the patch does nothing, 1 if it brings the clean answer back; less than 0 and more
-    than 1 occur. NaN: the two runs do not differ in the answers. Intervals resample sequences.
-    Source: Meng et al. 2022; Heimersheim and Nanda 2024.
+    than 1 occur. NaN: the two runs do not differ in the answers. A sequence counts once, by the
+    mean over its rows that count, or not at all without one. Intervals resample sequences. Source:
+    Meng et al. 2022; Heimersheim and Nanda 2024.
 
     One forward pass a row, with TransformerLens's progress bar on stderr.
 
     Args:
-        model: A HookedGPT, pruned or not, or a TransformerLens model; in evaluation mode.
+        model: A HookedGPT, pruned or not, or a TransformerLens model; it is read in evaluation
+            mode.
         clean: The sequences whose activations are taken.
         corrupt: As many of the same length, which they are put into.
         activation: "resid_pre", "resid_mid", "attn_out" or "mlp_out" of a layer; "z", "q" or
@@ -97,16 +99,14 @@ def patch_activations(
         answers: What comes back; None: `Answers.between(clean, corrupt)`.
 
     Raises:
-        ValueError: The sequences do not pair up, the model has no such activation, or it is in
-            training mode.
+        ValueError: The sequences do not pair up, or the model has no such activation.
     """
     require_choice("activation", activation, ACTIVATIONS)
-    good, bad = (tokens_of(x).to(model_device(model)) for x in (clean, corrupt))
-    require_pairs(good, bad)
-    asked = (Answers.between(clean, corrupt) if answers is None else answers).to(good.device)
+    good, bad, asked = asked_pairs(model, clean, corrupt, answers)
     names = activation_names(model, activation)
     runner: Any = model
-    logits, cache = runner.run_with_cache(good, names_filter=list(names.values()))
+    with reading_mode(model):
+        logits, cache = runner.run_with_cache(good, names_filter=list(names.values()))
     kind = "stream" if activation in STREAMS else "pattern" if activation == "pattern" else "head"
     cells = pd.concat(
         [
@@ -118,23 +118,24 @@ def patch_activations(
     if not len(cells):
         raise ValueError(f"a model must have heads for {activation} to be patched, got none")
     patch: Any = generic_activation_patch  # typed for TransformerLens's own models
-    found = patch(
-        model,
-        bad,
-        cache,
-        asked,
-        SETTERS[kind, by_position],
-        activation,
-        index_df=cells,
-        reduce="none",
-        baseline=True,
-    )
+    with reading_mode(model):
+        found = patch(
+            model,
+            bad,
+            cache,
+            asked,
+            SETTERS[kind, by_position],
+            activation,
+            index_df=cells,
+            reduce="none",
+            baseline=True,
+        )
     return patching_table(
         model,
-        good,
-        bad,
         cells,
         activation,
+        pair_provenance(model, tokens_of(clean), tokens_of(corrupt)),
+        equal=(good == bad).all(dim=1).cpu().numpy(),
         patched=found.values.double().cpu().numpy(),
         # TransformerLens keeps its numbers in the default dtype: equal runs must stay equal.
         clean_answers=asked(logits).to(found.baseline.dtype).double().cpu().numpy(),
@@ -191,11 +192,11 @@ def layer_cells(layer: int, kind: str, by_position: bool, shape: tuple[int, ...]
 
 def patching_table(
     model: ReadableModel,
-    clean: Tokens,
-    corrupt: Tokens,
     cells: pd.DataFrame,
     activation: str,
+    about: dict[str, Any],
     *,
+    equal: Bool[np.ndarray, " batch"],
     patched: PerCell,
     clean_answers: PerSequence,
     corrupt_answers: PerSequence,
@@ -203,7 +204,7 @@ def patching_table(
     """Return the table of `patch_activations`: cells with the answers' logits of the three runs."""
     moved, gap = patched - corrupt_answers, clean_answers - corrupt_answers
     # The difference of two runs of the same tokens is rounding, and no denominator.
-    gap[(clean == corrupt).all(dim=1).cpu().numpy()] = 0.0
+    gap[equal] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
         share = moved.sum(axis=1) / gap.sum()
         low, high = bootstrap_interval(moved.T, gap)
@@ -224,7 +225,7 @@ def patching_table(
         "n_sequences": np.full(n_cells, len(gap)),
         "unit": ["logits"] * n_cells,
     }
-    return make_table(columns, PATCHING, pair_provenance(model, clean, corrupt))
+    return make_table(columns, PATCHING, about)
 
 
 def original_heads(model: ReadableModel, activation: str, cells: pd.DataFrame) -> list[Any]:

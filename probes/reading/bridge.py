@@ -8,6 +8,7 @@ stand there act first, so that an edited pattern is read as it was edited.
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from lab.attention import Sight
 from lab.config import is_whole
+from lab.evaluation import eval_mode
 from lab.naming import quoted
 from lab.shapes import PositionMask, Tokens
 from probes.reading.pattern_reads import LayerReads, PatternReads
@@ -150,6 +152,11 @@ def require_evaluation(model: Any) -> None:
                 "a probed model must be in evaluation mode, got training mode with dropout in "
                 f"{name}; call model.eval()"
             )
+
+
+def reading_mode(model: Any) -> AbstractContextManager[None]:
+    """Put a model into evaluation mode, as TransformerLens's tools want it, and back afterwards."""
+    return eval_mode(model) if isinstance(model, nn.Module) else nullcontext()
 
 
 def require_readable_tokens(model: Any, tokens: Tokens) -> None:

@@ -57,6 +57,20 @@ class ReadableModel(Protocol):
         ...
 
 
+def require_differentiable(model: object) -> None:
+    """Refuse a model that autograd cannot look at, whatever mode it is read in.
+
+    Raises:
+        ValueError: Its weights were made in inference mode.
+    """
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    if any(weight.is_inference() for weight in weights):
+        raise ValueError(
+            "weights must be made outside of torch.inference_mode() to have gradients, got a model "
+            "that was built in it; build or load the model before"
+        )
+
+
 def config_of(model: ReadableModel) -> ModelConfig | None:
     """Return the frozen description of a HookedGPT; None: the model is another library's."""
     config = getattr(model, "config", None)

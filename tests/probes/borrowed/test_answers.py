@@ -1,10 +1,16 @@
 """Answers are the next tokens that count, and their number is a difference of logits."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from lab.tasks.registry import get_task
 from probes.borrowed.answers import Answers, require_pairs
+from probes.borrowed.attribution import logit_attribution
+from probes.borrowed.edges import edge_attribution
+from probes.borrowed.lens import logit_lens
+from probes.borrowed.patching import patch_activations
 
 LOGITS = torch.arange(24.0).view(1, 4, 6) ** 2
 
@@ -46,3 +52,46 @@ def test_what_cannot_be_asked_is_told_in_one_line(as_a_user):
         require_pairs(tokens, tokens[:, :3])
     with pytest.raises(ValueError, match=r"answers must be ids from 0 to 5, .* got 0 to 9"):
         Answers.after(tokens, torch.tensor([9]))(LOGITS)
+
+
+def test_answers_of_other_prompts_are_told_in_one_line(as_a_user):
+    prompts = torch.tensor([[0, 1, 2, 3]] * 3)
+    with pytest.raises(ValueError, match=r"right must be one id for each of the 3 prompts, got th"):
+        Answers.after(prompts, torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match=r"wrong must be .* 3 prompts, got the shape \[3, 1\]"):
+        Answers.after(prompts, torch.tensor([1, 2, 3]), torch.tensor([[1], [2], [3]]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_asked_is_told_by_every_tool(build_model, as_a_user):
+    model, one_token = build_model(), torch.tensor([[1], [2]])
+    for tool in (logit_lens, logit_attribution, partial(logit_lens, by_position=True)):
+        with pytest.raises(ValueError, match="answers must be asked for in some row, got none"):
+            tool(model, one_token)
+        with pytest.raises(ValueError, match=r"shape \[2, 1\] of the tokens, got \[1, 3\]"):
+            tool(model, one_token, answers=Answers.of(torch.tensor([[1, 2, 3]])))
+    nothing = Answers.of(one_token)
+    for tool in (patch_activations, edge_attribution):
+        with pytest.raises(ValueError, match="answers must be asked for in some row, got none"):
+            tool(model, one_token, one_token, answers=nothing)
+
+
+def test_a_model_in_training_mode_is_read_and_put_back(build_model, as_a_user):
+    """One rule for every tool; TransformerLens refuses such a model in three lines of names."""
+    model = build_model().eval()
+    tokens, other = torch.tensor([[0, 2, 3, 4]]), torch.tensor([[0, 2, 5, 5]])
+    tools = [
+        partial(patch_activations, clean=tokens, corrupt=other),
+        partial(edge_attribution, clean=tokens, corrupt=other),
+        partial(logit_lens, batch_or_tokens=tokens),
+        partial(logit_attribution, batch_or_tokens=tokens),
+    ]
+    for tool in tools:
+        expected = tool(model)
+        model.train()
+        model.ln_final.eval()
+        assert tool(model).equals(expected)
+        assert [module for module in model.modules() if not module.training] == [
+            *model.ln_final.modules()
+        ]
+        model.eval()

@@ -1,5 +1,7 @@
 """Attributions sum to the logit, and each is what the part writes through the frozen norm."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -105,5 +107,16 @@ def test_what_does_not_sum_is_refused(build_model, monkeypatch):
 
 def test_pruned_model_would_be_mislabelled(build_model):
     pruned = prune_heads(build_model().eval(), [(0, 1)])
-    with pytest.raises(ValueError, match=r"n_heads must be the same heads in every layer"):
+    with pytest.raises(ValueError, match=r"must have all its heads for logit_attribution, got one"):
         logit_attribution(pruned, TOKENS, answers=ASKED)
+
+
+def test_half_precision_and_autocast_are_no_missed_part(build_model, repeating_batch):
+    model = build_model(initializer_range=0.2).float()
+    expected = logit_attribution(model, repeating_batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = logit_attribution(model, repeating_batch)
+    np.testing.assert_allclose(cast["attribution"], expected["attribution"], atol=1e-6)
+    half = logit_attribution(copy.deepcopy(model).bfloat16(), repeating_batch)
+    assert half.attrs["logit"] == pytest.approx(half["attribution"].sum(), abs=1e-5)
+    np.testing.assert_allclose(half["attribution"], expected["attribution"], atol=0.05)

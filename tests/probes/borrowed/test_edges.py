@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -141,3 +142,27 @@ def test_empty_layers_and_bridges_are_told_in_one_line(build_model):
         ValueError, match=r"must fork its stream .* got a TransformerBridge that doe"
     ):
         edge_attribution(model.to_boot_native(), CLEAN, CORRUPT, answers=ASKED)
+
+
+def test_pairs_in_which_no_row_counts_are_left_out(build_model):
+    model = build_model().eval()
+    rows = ASKED.rows.clone()
+    rows[1] = False
+    some = Answers(right=ASKED.right, wrong=ASKED.wrong, rows=rows)
+    frame = edge_attribution(model, CLEAN, CORRUPT, answers=some)
+    alone = edge_attribution(model, CLEAN[:1], CORRUPT[:1], answers=ASKED[:1])
+    pd.testing.assert_frame_equal(frame, alone)
+    assert (frame["n_sequences"] == 1).all()
+    assert frame[["ci_low", "ci_high"]].isna().all(axis=None)
+
+
+def test_inference_mode_around_it_changes_nothing(build_model):
+    model = build_model().eval()
+    expected = edge_attribution(model, CLEAN, CORRUPT, answers=ASKED)
+    with torch.inference_mode():
+        clean, corrupt = CLEAN.clone(), CORRUPT.clone()
+        asked = Answers.after(clean, torch.tensor([1, 2]), torch.tensor([4, 5]))
+        assert edge_attribution(model, clean, corrupt, answers=asked).equals(expected)
+        theirs = build_model().eval()
+    with pytest.raises(ValueError, match=r"weights must be made outside of torch.inference_mode"):
+        edge_attribution(theirs, CLEAN, CORRUPT, answers=ASKED)

@@ -52,6 +52,9 @@ def test_rows_that_do_not_count_do_not(build_model):
     expected = (log_probs[0, 1] + log_probs[1, 3]) / 2
     assert frame["log_prob"].iloc[-1] == pytest.approx(expected.item(), abs=1e-5)
     assert frame["n_rows"].tolist() == [2, 2, 2]
+    asked.rows[1] = False
+    alone = logit_lens(model, tokens, answers=asked)
+    assert (alone["n_rows"].tolist(), alone["n_sequences"].tolist()) == ([1, 1, 1], [1, 1, 1])
 
 
 def test_bridge_pruned_model_and_small_portions_are_the_same(
@@ -68,8 +71,3 @@ def test_bridge_pruned_model_and_small_portions_are_the_same(
     own = logit_lens(pruned, repeating_batch)
     assert own["log_prob"].iloc[0] == frame["log_prob"].iloc[0]
     assert own["log_prob"].iloc[-1] != frame["log_prob"].iloc[-1]
-
-
-def test_training_is_refused(build_model, repeating_batch):
-    with pytest.raises(ValueError, match="eval"):
-        logit_lens(build_model().train(), repeating_batch)

@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -160,10 +161,38 @@ def test_what_cannot_be_patched_is_told_in_one_line(build_model):
         patch_activations(model, CLEAN, CORRUPT, activation="result", answers=ASKED)
     with pytest.raises(ValueError, match=r"clean and corrupt tokens must be as many sequences of"):
         patch_activations(model, CLEAN, CORRUPT[:2], answers=ASKED)
-    with pytest.raises(ValueError, match="eval"):
-        patch_activations(model.train(), CLEAN, CORRUPT, answers=ASKED)
     with pytest.raises(ValueError, match="model must be a HookedGPT or one of TransformerLens"):
         patch_activations(nn.Linear(2, 2), CLEAN, CORRUPT, answers=ASKED)
     bare = prune_heads(build_model(n_layers=1).eval(), [(0, 0), (0, 1), (0, 2)])
     with pytest.raises(ValueError, match="a model must have heads for z to be patched, got none"):
         patch_activations(bare, CLEAN, CORRUPT, answers=ASKED)
+
+
+def test_pairs_in_which_no_row_counts_are_left_out(build_model):
+    model = build_model().eval()
+    rows = ASKED.rows.clone()
+    rows[1] = False
+    some = Answers(right=ASKED.right, wrong=ASKED.wrong, rows=rows)
+    frame = patch_activations(model, CLEAN, CORRUPT, activation="resid_mid", answers=some)
+    keep = torch.tensor([True, False, True])
+    alone = patch_activations(
+        model, CLEAN[keep], CORRUPT[keep], activation="resid_mid", answers=ASKED[keep]
+    )
+    assert frame["n_sequences"].tolist() == [2, 2]
+    pd.testing.assert_frame_equal(frame, alone)
+    assert frame.attrs["tokens_sha256"] != alone.attrs["tokens_sha256"]
+
+
+def test_equal_pairs_are_no_denominator_by_rounding(build_model, monkeypatch):
+    """Equal tokens in runs of other sizes differ in the last bit: still there is no share."""
+    model = build_model().eval()
+    original = model.run_with_cache
+
+    def rounded(*args, **kwargs):
+        logits, cache = original(*args, **kwargs)
+        noise = torch.linspace(1.0, 2.0, logits.shape[-1], dtype=logits.dtype)
+        return logits + 1e-6 * noise, cache
+
+    monkeypatch.setattr(model, "run_with_cache", rounded)
+    nothing = patch_activations(model, CLEAN, CLEAN, activation="resid_pre", answers=ASKED)
+    assert nothing[["share", "ci_low", "ci_high"]].isna().all(axis=None)
