@@ -49,7 +49,8 @@ class Reference:
     name: str
     """What the set is called in tables, say 'reversal/reference/256'."""
     sha256: str
-    """Digest of the set's tokens, so that two sets of one name cannot be mixed up."""
+    """Digest of what the means are of, so that two of one name cannot be mixed up: the tokens, the
+    model, and whether there is one mean a position."""
     z: Float[Tensor, "layer pos head d_head"]
     """Mean z, before W_O."""
 
@@ -64,7 +65,7 @@ class Donors:
     name: str
     """What the set is called in tables, say 'reversal/reference/8'."""
     sha256: str
-    """Digest of the donors' tokens, so that two sets of one name cannot be mixed up."""
+    """Digest of the donors' tokens and the model, so that two of one name cannot be mixed up."""
     z: Float[Tensor, "donor layer pos head d_head"]
     """z of each donor, before W_O."""
 
@@ -158,6 +159,28 @@ def check_gates(gates: Any, config: ModelConfig, batch: int) -> None:
                 f"{name} of the gates must be of shape [{wanted}] for this model and batch, "
                 f"got {list(shape)}"
             )
+
+
+def check_fill(z: Tensor, config: ModelConfig, n_pos: int) -> None:
+    """Raise ValueError unless a gap of the model's heads can be filled with z.
+
+    Args:
+        z: z of a Reference or of Donors: [..., layer, pos, head, d_head].
+        config: The model.
+        n_pos: Tokens of the sequences in which a gap is to be filled.
+    """
+    layers, covered, heads, width = z.shape[-4:]
+    wanted = (config.n_layers, config.n_heads, config.head_width)
+    if (layers, heads, width) != wanted:
+        raise ValueError(
+            "what fills the gaps must be of a model of the same layers, heads and d_head "
+            f"{wanted}, got {(layers, heads, width)}; take it of this model"
+        )
+    if covered != 1 and covered < n_pos:
+        raise ValueError(
+            f"what fills the gaps must cover every position, got {covered} for sequences of "
+            f"{n_pos}; take sequences of the same length, or the mean over positions"
+        )
 
 
 def at_positions(values: Tensor, positions: Positions) -> Tensor:

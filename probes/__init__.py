@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probes.ablation.pairs import pair_effects
     from probes.ablation.redundancy import head_redundancy, label_groups
     from probes.ablation.shapley import shapley_values
     from probes.ablation.sweep import Ablation, sweep_sets
@@ -73,6 +74,7 @@ __all__ = [
     "logit_lens",
     "mean_reference",
     "offset_spectrum",
+    "pair_effects",
     "patch_activations",
     "probe_names",
     "prune_heads",
@@ -121,6 +123,7 @@ WHERE = {
     "logit_lens": "probes.borrowed.lens",
     "mean_reference": "probes.ablation.table",
     "offset_spectrum": "probes.attention.offsets",
+    "pair_effects": "probes.ablation.pairs",
     "patch_activations": "probes.borrowed.patching",
     "probe_names": "probes.registry",
     "prune_heads": "probes.pruning.removing",

@@ -6,6 +6,8 @@ Sequences are resampled, not rows: the tokens of one sequence depend on each oth
 import numpy as np
 from jaxtyping import Float64
 
+from lab.config import require_seed
+
 RESAMPLES = 2_000
 """Bootstrap resamples of every interval."""
 LEVEL = 0.95
@@ -44,6 +46,7 @@ def resampled_means(
 
     There are none with fewer than two sequences that have a summand.
     """
+    require_seed(seed)
     counted = counts != 0
     n = int(counted.sum())
     if n < 2:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -29,29 +30,32 @@ class SweepLedger:
         """Take the folder, which has a manifest already; see `open_ledger`."""
         self.folder = folder
 
-    def read(self, number: int) -> np.ndarray | None:
-        """Return what a chunk gave; None: it has not been done."""
+    def read(self, number: int, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Return what a chunk gave; None: it has not been done, or must be done again.
+
+        A file that is damaged, or of another shape, is no result: it is written anew.
+        """
         path = self.path(number)
         if path is None or not path.exists():
             return None
         try:
-            return np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            raise ValueError(
-                f"a chunk of the ledger must be whole, got damage in {str(path)!r}; delete the file"
-            ) from None
+            file = io.BytesIO(path.read_bytes())  # np.load does not close a damaged file
+            found = np.load(file, allow_pickle=False)["totals"]  # a zip file, with a checksum
+        except (OSError, ValueError, EOFError, LookupError, NotImplementedError, BadZipFile):
+            return None
+        return found if found.shape == shape and found.dtype == np.float64 else None
 
     def write(self, number: int, totals: np.ndarray) -> None:
         """Keep what a chunk gave."""
         path = self.path(number)
         if path is not None:
             buffer = io.BytesIO()
-            np.save(buffer, totals, allow_pickle=False)
+            np.savez(buffer, totals=totals)
             atomic_write(path, buffer.getvalue())
 
     def path(self, number: int) -> Path | None:
         """Return the file of a chunk."""
-        return None if self.folder is None else self.folder / f"chunk-{number:06d}.npy"
+        return None if self.folder is None else self.folder / f"chunk-{number:06d}.npz"
 
 
 @contextmanager
@@ -100,7 +104,13 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
             )
         atomic_write(path, to_json(plain))
         return
-    found = read_json(path)
+    try:
+        found = read_json(path)
+    except ValueError:
+        raise ValueError(
+            f"the manifest of a ledger must be whole, got damage in {str(path)!r}; delete the "
+            f"folder {str(folder)!r}, and the sweep begins anew"
+        ) from None
     others = [key for key in plain if found.get(key) != plain[key]]
     if others:
         raise ValueError(

@@ -117,14 +117,24 @@ DEFAULT_METRICS: tuple[MetricName, ...] = ("loss", "token_accuracy", "exact_matc
 """What a sweep measures unless it is told otherwise: what `lab.evaluation` measures."""
 
 
-def get_metrics(wanted: Iterable[str | MetricFunction]) -> tuple[Metric, ...]:
-    """Return metrics by name, and functions of the user's as metrics.
+def require_a_number_a_row(metric: Metric, found: object, n_rows: int) -> None:
+    """Raise ValueError unless a metric gave one number for each row that it was handed."""
+    if not isinstance(found, Tensor) or found.shape != (n_rows,):
+        got = list(found.shape) if isinstance(found, Tensor) else quoted(found)
+        raise ValueError(
+            f"metric {quoted(metric.name)} must return a tensor of one number a row [{n_rows}], "
+            f"got {got}"
+        )
+
+
+def get_metrics(wanted: str | Iterable[str | MetricFunction]) -> tuple[Metric, ...]:
+    """Return metrics by name, and functions of the user's as metrics; a single name is one metric.
 
     Raises:
         ValueError: An unknown name, something else than a name or a function, nothing at all, or
             the same name twice.
     """
-    found = tuple(one_metric(each) for each in wanted)
+    found = tuple(one_metric(each) for each in ((wanted,) if isinstance(wanted, str) else wanted))
     names = [metric.name for metric in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lab.config import require_seed
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import counted
@@ -63,6 +64,7 @@ def pair_effects(
     Raises:
         ValueError: Fewer than 2 heads or more than 64, or as `ablation_sweep`.
     """
+    require_seed(seed)
     ablation = Ablation() if ablation is None else ablation
     config = model.config
     known = [(layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)]
@@ -96,7 +98,8 @@ def pair_effects(
         "joint": joint,
         "interaction": interaction,
     }
-    columns = {name: of.sum(axis=0) / counts.sum() for name, of in numbers.items()}
+    with np.errstate(invalid="ignore"):  # NaN where nothing is scored
+        columns = {name: of.sum(axis=0) / counts.sum() for name, of in numbers.items()}
     order = np.argsort(-np.abs(columns["interaction"]), kind="stable")
     one, other = (np.array([chosen[pair[i]] for pair in pairs]) for i in (0, 1))
     measured = swept.metrics[0]
@@ -116,7 +119,7 @@ def pair_effects(
             **{name: column[order] for name, column in columns.items()},
             "ci_low": low[order],
             "ci_high": high[order],
-            "n_sequences": [len(totals)] * len(pairs),
+            "n_sequences": [swept.n_sequences] * len(pairs),
             "unit": [measured.unit] * len(pairs),
         },
         PAIRS,

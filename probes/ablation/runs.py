@@ -16,11 +16,10 @@ from torch import Tensor
 from lab.config import ModelConfig
 from lab.gates import GateTensors
 from lab.model import HookedGPT
-from lab.naming import quoted
 from lab.partial_pass import Edits, WholePass, can_be_entered, edited_rows, whole_pass
 from lab.shapes import PositionMask
 from lab.tasks.base import Batch
-from probes.ablation.metrics import Metric, MetricFunction
+from probes.ablation.metrics import Metric, MetricFunction, require_a_number_a_row
 
 HeadSet = tuple[tuple[int, int], ...]
 """(layer, head) pairs in the ids of the original model; none at all is the whole model."""
@@ -112,19 +111,9 @@ class Scored:
         totals = values.new_zeros(len(self.counts), len(metrics))
         totals.index_add_(0, self.sequence, values)
         for i, metric in enumerate(metrics):
-            if metric.per == "sequence":  # one of which nothing is scored has nothing wrong
-                totals[:, i] = (totals[:, i] == self.counts).double()
+            if metric.per == "sequence":  # one of which nothing is scored is not right either
+                totals[:, i] = ((totals[:, i] == self.counts) & (self.counts > 0)).double()
         return totals.cpu().numpy()
-
-
-def require_a_number_a_row(metric: Metric, found: object, n_rows: int) -> None:
-    """Raise ValueError unless a metric gave one number for each row that it was handed."""
-    if not isinstance(found, Tensor) or found.shape != (n_rows,):
-        got = list(found.shape) if isinstance(found, Tensor) else quoted(found)
-        raise ValueError(
-            f"metric {quoted(metric.name)} must return a tensor of one number a row [{n_rows}], "
-            f"got {got}"
-        )
 
 
 class SequenceRuns:

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float64
 
 from lab.config import require_choice, require_number, require_whole
-from lab.gates import Donors, HeadGates, Reference
+from lab.gates import Donors, HeadGates, Reference, check_fill
 from lab.inputs import checked_mask
 from lab.model import HookedGPT
+from lab.naming import quoted
+from lab.partial_pass import can_be_entered
 from lab.runtime import Processes, sum_over, versions
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
@@ -63,6 +65,21 @@ class Ablation:
         """Check that there is a fill, and only the one that the mode needs."""
         require_choice("ablation mode", self.mode, MODES)
         require_number("value", self.value, 0.0, 1.0)
+        needed = {"mean": "reference", "resample": "donors"}.get(self.mode)
+        kinds = {"reference": Reference, "donors": Donors}
+        for name, kind in kinds.items():
+            given = getattr(self, name)
+            if given is not None and name != needed:
+                mode = "mean" if name == "reference" else "resample"
+                raise ValueError(
+                    f"{name} must be None for mode {quoted(self.mode)}, got "
+                    f"{type(given).__name__}; say mode={mode!r}, or leave it out"
+                )
+            if given is not None and not isinstance(given, kind):
+                raise ValueError(
+                    f"{name} must be {kind.__name__}, got {type(given).__name__}; "
+                    "mean_reference makes a Reference, head_donors makes Donors"
+                )
         if self.mode == "mean" and self.reference is None:
             raise ValueError(
                 "reference must be given for mode 'mean', got None; pass "
@@ -118,7 +135,13 @@ class Swept:
     totals: RunTotals
     """Sums over the scored rows of each sequence."""
     counts: Float64[np.ndarray, "sequence metric"]
-    """What they are divided by: scored rows, or 1 where the metric is of whole sequences."""
+    """What they are divided by: scored rows, or where the metric is of whole sequences 1 for each
+    with a scored row."""
+
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences have a row that is scored."""
+        return int(np.count_nonzero(self.counts[:, 0]))
 
     def means(self) -> Float64[np.ndarray, "run metric"]:
         """Return every metric of every run; NaN where nothing was scored."""
@@ -169,7 +192,8 @@ def sweep_sets(
 
     Raises:
         ValueError: No sequence, a head that the model has not, an unknown metric, answers that the
-            model cannot say, or the ledger of another request.
+            model cannot say, positions that no sequence has, a fill of another model's size, the
+            ledger of another request, or one of a model with hooks.
     """
     ablation = Ablation() if ablation is None else ablation
     processes = Processes() if processes is None else processes
@@ -183,6 +207,12 @@ def sweep_sets(
         attention_mask=attention_mask,
         memory=memory,
     )
+    if ledger is not None and not can_be_entered(model):
+        raise ValueError(
+            "a model whose sweep is kept in a ledger must be a plain HookedGPT without hooks, as "
+            f"a ledger knows it by its weights, got a {type(model).__name__} with hooks or parts "
+            "of another class; take them off, or pass ledger=None"
+        )
     manifest = {} if ledger is None else manifest_of(request, ablation)
     with open_ledger(ledger, manifest, processes) as kept:
         totals = swept_totals(request, kept, processes, progress)
@@ -221,10 +251,17 @@ def sweep_request(
     probe_input(model, batch)
     scored = scored_batch(as_batch(batch), attention_mask)
     require_answers(scored, model.config.vocab_out)
+    n_pos = scored.tokens.shape[1]
+    if n_pos > model.config.n_ctx:  # a pass up to the last scored row might have room
+        raise ValueError(
+            f"a sequence must have 1 to n_ctx = {model.config.n_ctx} tokens, got {n_pos}"
+        )
+    require_positions(ablation.positions, n_pos)
+    if ablation.filled_from is not None:
+        check_fill(ablation.filled_from.z, model.config, n_pos)
     real = None
     if attention_mask is not None:
-        n_sequences, n_pos = scored.tokens.shape
-        real = checked_mask(attention_mask, n_sequences, n_pos, scored.tokens.device)
+        real = checked_mask(attention_mask, len(scored), n_pos, scored.tokens.device)
     return Request(
         model=model,
         batch=scored,
@@ -249,7 +286,8 @@ def swept_totals(
     sums, done = np.zeros(shape), 0
     runs: SequenceRuns | None = None
     for number, chunk in mine:
-        found = ledger.read(number)
+        shape_of_chunk = (chunk.sequences[1] - chunk.sequences[0], len(chunk.sets), shape[2])
+        found = ledger.read(number, shape_of_chunk)
         if found is None:
             if runs is None or runs.sequences != chunk.sequences:
                 runs = None  # before the next ones take as much memory
@@ -268,6 +306,8 @@ def swept_totals(
 def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
     """Return what the bits of a sweep's results depend on, as plain data."""
     batch, model = request.batch, request.model
+    device = model.W_E.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     real = () if request.real is None else (request.real,)
     return {
         "model": tensor_digest(*model.state_dict().values()),
@@ -281,6 +321,8 @@ def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(model.W_E.device),
         "dtype": str(model.W_E.dtype),
+        "autocast": None if autocast is None else str(autocast),
+        "precision": torch.get_float32_matmul_precision(),
         "versions": versions(),
     }
 
@@ -295,6 +337,18 @@ def scored_batch(batch: Batch, attention_mask: GivenMask | None) -> Batch:
     return Batch(batch.tokens, batch.loss_mask & followed, batch.sources)
 
 
+def require_positions(positions: tuple[int, ...] | None, n_pos: int) -> None:
+    """Raise ValueError unless sequences of n_pos tokens have every position of an ablation."""
+    if positions is None:
+        return
+    if not positions:
+        raise ValueError("positions must be at least one, got none; None takes all of them")
+    if max(positions) >= n_pos:
+        raise ValueError(
+            f"positions must be below the {n_pos} tokens of a sequence, got {max(positions)}"
+        )
+
+
 def require_answers(batch: Batch, vocab_out: int) -> None:
     """Raise ValueError unless the model has a logit for every answer."""
     answers = batch.tokens.roll(-1, dims=1)[batch.loss_mask]
@@ -306,8 +360,8 @@ def require_answers(batch: Batch, vocab_out: int) -> None:
 
 
 def row_counts(batch: Batch, metrics: tuple[Metric, ...]) -> Float64[np.ndarray, "sequence metric"]:
-    """Return what each sequence's totals are divided by."""
+    """Return what each sequence's totals are divided by: nothing where no row is scored."""
     scored = batch.loss_mask.sum(dim=1).cpu().double()
-    ones = torch.ones_like(scored)
-    counts = [ones if metric.per == "sequence" else scored for metric in metrics]
+    whole = (scored > 0).double()
+    counts = [whole if metric.per == "sequence" else scored for metric in metrics]
     return torch.stack(counts, dim=1).numpy()

@@ -14,13 +14,14 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.config import ModelConfig
+from lab.config import ModelConfig, require_seed
 from lab.gates import Donors, Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import head_label
 from lab.runtime import Processes
 from lab.shapes import GivenMask, HeadVectors, Tokens
 from lab.tasks.base import Batch
+from probes.ablation.ledger import tensor_digest
 from probes.ablation.metrics import DEFAULT_METRICS, MetricFunction
 from probes.ablation.sweep import MEMORY, Ablation, HeadSet, Progress, Swept, sweep_sets
 from probes.reading.pattern_reads import LayerReads
@@ -82,6 +83,7 @@ def ablation_sweep(
         ValueError: An unknown mode, metric or head, a mode without what it fills the gap with, an
             empty batch, or neither a batch nor token ids.
     """
+    require_seed(seed)
     ablation = Ablation(
         mode=mode,
         value=value,
@@ -172,7 +174,7 @@ def ablation_table(
             "delta": changes.delta[i, j],
             "ci_low": changes.ci_low[i, j],
             "ci_high": changes.ci_high[i, j],
-            "n_sequences": len(swept.totals),
+            "n_sequences": swept.n_sequences,
             "unit": metric.unit,
         }
         for i, (heads, single) in enumerate(zip(swept.sets, singles, strict=True))
@@ -188,6 +190,7 @@ def mean_reference(
     *,
     name: str = "reference",
     per_position: bool = True,
+    attention_mask: GivenMask | None = None,
 ) -> Reference:
     """Return the mean z of every head over a set of sequences, to fill the gaps of mean ablations.
 
@@ -199,32 +202,51 @@ def mean_reference(
         batch: The sequences.
         name: What tables call the set.
         per_position: One mean a position, or one over all of them.
+        attention_mask: True at real tokens; what heads make of padding is in no mean.
+
+    Raises:
+        ValueError: Means per position, and a position that is padding in every sequence.
     """
-    x = probe_input(model, batch)
+    x = probe_input(model, batch, attention_mask=attention_mask)
+    real = torch.ones_like(x.tokens, dtype=torch.bool) if x.real is None else x.real.cpu()
+    counts = real.sum(dim=0).double()
+    if per_position and not bool(counts.all()):
+        raise ValueError(
+            "every position must be a real token of some sequence, got only padding at position "
+            f"{int(counts.argmin())}; take per_position=False or sequences of the full length"
+        )
     sums: dict[int, Float64[Tensor, "pos head d_head"]] = {}
 
     def observe(layer: int, reads: LayerReads) -> None:
-        total = torch.cat([mixed_sum(tile, reads.v) for _, tile in reads.tiles()])
+        mixed = torch.cat([mixed_values(tile, reads.v) for _, tile in reads.tiles()], dim=1)
+        kept = mixed.cpu().double()
+        if part.real is not None:
+            kept = kept.where(part.real.cpu()[:, :, None, None], 0.0)
+        total = kept.sum(dim=0)
         sums[layer] = sums[layer] + total if layer in sums else total
 
     for part in slices_of(x, model_device(model)):
-        observe_layers(model, part.tokens, observe)
+        observe_layers(model, part.tokens, observe, part.real)
     config = model.config
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
-    shape = (config.n_layers, x.tokens.shape[1], config.n_heads, config.head_width)
-    z = torch.zeros(shape, dtype=dtype)
+    n_pos = x.tokens.shape[1] if per_position else 1
+    z = torch.zeros(config.n_layers, n_pos, config.n_heads, config.head_width, dtype=dtype)
     for layer, total in sums.items():
-        z[layer, :, list(config.heads_of(layer))] = (total / len(x.tokens)).to(dtype)
-    if not per_position:
-        z = z.mean(dim=1, keepdim=True)
-    return Reference(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z)
+        ids = list(config.heads_of(layer))
+        if per_position:
+            z[layer, :, ids] = (total / counts[:, None, None]).to(dtype)
+        else:
+            z[layer, :, ids] = (total.sum(dim=0) / counts.sum()).to(dtype)
+    of = "one mean a position" if per_position else "one mean"
+    return Reference(name=name, sha256=fill_digest(model, of, x.tokens, real), z=z)
 
 
 def head_donors(model: HookedGPT, batch: Batch | Tokens, *, name: str = "donors") -> Donors:
     """Return z of every head in each of some sequences, to fill the gaps of resample ablations.
 
     Take at least eight sequences, of the length of those that the ablation is measured on and of a
-    split of their own: one donor's effect says as much of the donor as of the head.
+    split of their own: one donor's effect says as much of the donor as of the head. Donors have no
+    padding: at it there would be nothing to fill a gap with.
 
     Args:
         model: A HookedGPT.
@@ -246,7 +268,12 @@ def head_donors(model: HookedGPT, batch: Batch | Tokens, *, name: str = "donors"
     for part in slices_of(x, model_device(model)):
         observe_layers(model, part.tokens, observe)
         first += len(part.tokens)
-    return Donors(name=name, sha256=digest(x.tokens.cpu().numpy().tobytes()), z=z)
+    return Donors(name=name, sha256=fill_digest(model, "donors", x.tokens), z=z)
+
+
+def fill_digest(model: HookedGPT, kind: str, *read: Tensor) -> str:
+    """Return the digest of what fills gaps: what kind it is, of which model and which tokens."""
+    return digest(f"{kind} {tensor_digest(*model.state_dict().values(), *read)}".encode())
 
 
 def mixed_values(
@@ -255,11 +282,3 @@ def mixed_values(
 ) -> HeadVectors:
     """Return z of some rows."""
     return einsum(tile, v, "batch head q k, batch k head d -> batch q head d")
-
-
-def mixed_sum(
-    tile: Float[Tensor, "batch head query_pos key_pos"],
-    v: Float[Tensor, "batch key_pos head d_head"],
-) -> Float64[Tensor, "query_pos head d_head"]:
-    """Return z of some rows, summed over the batch, on the CPU."""
-    return mixed_values(tile, v).cpu().double().sum(dim=0)

@@ -21,8 +21,13 @@ from lab.inputs import checked_mask
 from lab.model import HookedGPT
 from lab.shapes import GivenMask, PositionMask, Resid, Tokens
 from lab.tasks.base import Batch
-from probes.ablation.metrics import Metric, MetricFunction, one_metric
-from probes.ablation.sweep import MEMORY, require_answers, scored_batch
+from probes.ablation.metrics import (
+    Metric,
+    MetricFunction,
+    one_metric,
+    require_a_number_a_row,
+)
+from probes.ablation.sweep import MEMORY, require_answers, require_positions, scored_batch
 from probes.reading.reads import as_batch, model_device, probe_input
 
 FillOf = Callable[[slice], Float[Tensor, "layer #batch #pos head d_head"] | None]
@@ -83,6 +88,7 @@ def gate_gradients(
     probe_input(model, batch)
     scored = scored_batch(as_batch(batch), attention_mask)
     require_answers(scored, model.config.vocab_out)
+    require_positions(positions, scored.tokens.shape[1])
     real = None
     if attention_mask is not None:
         n_sequences, n_pos = scored.tokens.shape
@@ -174,7 +180,9 @@ def row_values(
     logits = model.forward(rows, start_at_layer=model.config.n_layers).squeeze(1)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     targets = batch.tokens.roll(-1, dims=1)[batch.loss_mask]
-    return metric.of_rows(logits, targets, logits.detach())
+    values = metric.of_rows(logits, targets, logits.detach())
+    require_a_number_a_row(metric, values, len(targets))
+    return values
 
 
 def differentiable_metric(metric: str | MetricFunction) -> Metric:

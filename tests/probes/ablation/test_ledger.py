@@ -94,11 +94,45 @@ def test_folder_that_is_no_ledger_or_in_use_or_damaged(build_model, tmp_path):
     swept(model, folder)
     with hold(folder), pytest.raises(ValueError, match="folder must not be in use"):
         swept(model, folder)
-    chunk = folder / "chunk-000002.npy"
-    chunk.write_bytes(chunk.read_bytes()[:-1])
-    with pytest.raises(
-        ValueError, match=r"must be whole, got damage in '.*02.npy'; delete the file"
+    (folder / "manifest.json").write_bytes(b"{")
+    with pytest.raises(ValueError, match=r"got damage in '.*t.json'; delete the folder '.*ledger'"):
+        swept(model, folder)
+
+
+def test_damaged_chunk_or_one_of_another_shape_is_computed_again(build_model, tmp_path, computed):
+    model, folder = build_model(), tmp_path / "ledger"
+    whole = swept(model, folder)
+    chunk = folder / "chunk-000002.npz"
+    good = chunk.read_bytes()
+    shape = np.load(chunk)["totals"].shape
+    where = good.index(np.load(chunk)["totals"].tobytes())
+    np.savez(tmp_path / "wide.npz", totals=np.zeros((1, *shape)))
+    np.save(tmp_path / "plain.npy", np.zeros(shape))
+    bad = [
+        b"",
+        good[:-1],
+        good[: where + 3] + bytes([good[where + 3] ^ 1]) + good[where + 4 :],
+        *((tmp_path / name).read_bytes() for name in ("wide.npz", "plain.npy")),
+    ]
+    for content in bad:
+        chunk.write_bytes(content)
+        computed.clear()
+        assert swept(model, folder).totals.tobytes() == whole.totals.tobytes()
+        assert len(computed) == 1
+        computed.clear()
+        swept(model, folder)
+        assert not computed
+
+
+def test_a_ledger_knows_no_hooks_and_knows_autocast(build_model, tmp_path):
+    model, folder = build_model().float(), tmp_path / "ledger"
+    swept(model, folder)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match="got one with another autocast in"),
     ):
         swept(model, folder)
-    chunk.unlink()
-    assert np.isfinite(swept(model, folder).totals).all()
+    model.blocks[0].hook_mlp_out.add_hook(lambda out, hook: out * 0)
+    with pytest.raises(ValueError, match=r"must be a plain HookedGPT without hooks, .*take them o"):
+        swept(model, folder)
+    assert np.isfinite(swept(model, None).totals).all()

@@ -9,6 +9,7 @@ import torch
 from lab.evaluation import evaluate
 from probes.ablation.metrics import DEFAULT_METRICS, METRICS, get_metrics
 from probes.ablation.sweep import sweep_sets
+from probes.first_order.head_gradients import gate_gradients
 
 LOGITS = torch.tensor([[0.0, math.log(3.0), math.log(4.0)], [5.0, 5.0, 1.0]], dtype=torch.float64)
 TARGETS = torch.tensor([1, 0])
@@ -78,6 +79,10 @@ def test_wrong_metrics_are_refused(as_a_user, wanted, message):
         get_metrics(wanted)
 
 
+def test_a_name_alone_is_one_metric():
+    assert get_metrics("loss") == get_metrics(["loss"])
+
+
 def test_function_without_a_number_a_row_is_refused(as_a_user, small_model, repeating_batch):
     def mean(logits, targets, baseline):
         return logits.mean()
@@ -85,3 +90,5 @@ def test_function_without_a_number_a_row_is_refused(as_a_user, small_model, repe
     message = r"metric 'mean' must return a tensor of one number a row \[\d+\], got \[\]"
     with pytest.raises(ValueError, match=message):
         sweep_sets(small_model, repeating_batch, [], metrics=[mean])
+    with pytest.raises(ValueError, match=message):
+        gate_gradients(small_model, repeating_batch, mean)

@@ -13,7 +13,7 @@ from lab.tasks.base import Batch
 from probes.ablation import runs as sweep_runs
 from probes.ablation.metrics import METRICS
 from probes.ablation.sweep import Ablation, sweep_sets
-from probes.ablation.table import head_donors
+from probes.ablation.table import head_donors, mean_reference
 from probes.pruning.removing import prune_heads
 
 KINDS = {
@@ -295,6 +295,8 @@ def test_interval_is_of_the_paired_difference(small_model):
         ({"value": 1.5}, "value must be a number from 0 to 1, got 1.5"),
         ({"mode": "mean"}, r"reference must be given for mode 'mean', got None; pass"),
         ({"mode": "resample"}, r"donors must be given for mode 'resample', got None; pass"),
+        ({"positions": (3, 12)}, "positions must be below the 9 tokens of a sequence, got 12"),
+        ({"positions": ()}, "positions must be at least one, got none; None takes all of them"),
         ({"mode": "off"}, r"unknown ablation mode 'off'; choose from mean, resample, zero"),
     ],
 )
@@ -308,6 +310,52 @@ def test_wrong_requests_are_refused(small_model, wrong, message):
             ablation=Ablation(**chosen),
             **wrong,
         )
+
+
+def test_what_fills_the_gap_must_be_of_its_kind_and_fit(as_a_user, small_model, build_model):
+    mean, donors = mean_reference(small_model, tokens_of(3)), head_donors(small_model, tokens_of(3))
+    for wrong, message in (
+        ({"mode": "mean", "reference": donors}, "reference must be Reference, got Donors; mean_"),
+        ({"mode": "resample", "donors": mean}, "donors must be Donors, got Reference; mean_"),
+        ({"reference": mean}, "reference must be None for mode 'zero', got Ref.* mode='mean'"),
+        ({"mode": "mean", "reference": mean, "donors": donors}, "donors must be None for mode 'me"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Ablation(**wrong)
+    for other in (build_model(d_head=5), build_model(n_layers=1), build_model(n_heads=4)):
+        foreign = Ablation(mode="mean", reference=mean_reference(other, tokens_of(3)))
+        with pytest.raises(ValueError, match=r"must be of a model .* \(2, 3, 4\), got \(.*take it"):
+            sweep_sets(small_model, tokens_of(2), SETS[:1], ablation=foreign)
+    short = Ablation(mode="resample", donors=head_donors(small_model, tokens_of(3, length=8)))
+    with pytest.raises(ValueError, match="must cover every position, got 8 for sequences of 9; ta"):
+        sweep_sets(small_model, tokens_of(2), SETS[:1], ablation=short)
+
+
+def test_sequences_without_a_scored_row_are_left_out(build_model):
+    """They are neither right nor wrong, and no sequence of an interval."""
+    model, tokens = build_model(), tokens_of(6)
+    rows = torch.ones_like(tokens, dtype=torch.bool)
+    rows[:, :-3] = rows[:, -1] = False  # two a sequence, some of which are right
+    sources = torch.full_like(tokens, -1).unsqueeze(2)
+    only = sweep_sets(model, Batch(tokens[:4], rows[:4], sources[:4]), SETS[:2])
+    rows[4:] = False
+    swept = sweep_sets(model, Batch(tokens, rows, sources), SETS[:2])
+    np.testing.assert_allclose(swept.means(), only.means(), rtol=1e-12)
+    assert (swept.n_sequences, only.n_sequences) == (4, 4)
+    assert only.means()[0, 2] < 1
+    for end in ("ci_low", "ci_high"):
+        ours, theirs = (getattr(each.deltas(), end) for each in (swept, only))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    nothing = sweep_sets(model, Batch(tokens, rows & False, sources), SETS[:1])
+    assert np.isnan(nothing.means()).all()
+    assert nothing.n_sequences == 0
+
+
+def test_a_sequence_has_room_in_the_model_or_is_refused(small_model):
+    sweep_sets(small_model, tokens_of(1, length=16), [])
+    for length in (17, 30):
+        with pytest.raises(ValueError, match=rf"must have 1 to n_ctx = 16 tokens, got {length}"):
+            sweep_sets(small_model, tokens_of(1, length=length), [])
 
 
 def test_answers_that_the_model_cannot_say_are_refused(build_model):

@@ -8,6 +8,7 @@ from lab.evaluation import evaluate
 from lab.gates import HeadGates
 from lab.naming import parse_head
 from lab.tasks.registry import get_task
+from probes.ablation.pairs import pair_effects
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.ablation.table import ablation_sweep, head_donors, mean_reference
 from probes.schemas.cause import ABLATION
@@ -22,8 +23,8 @@ def reference(small_model):
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_equal_to_evaluating_every_ablation_alone(small_model, repeating_batch, reference, mode):
-    frame = ablation_sweep(small_model, repeating_batch, mode, reference=reference)
     fill = reference if mode == "mean" else None
+    frame = ablation_sweep(small_model, repeating_batch, mode, reference=fill)
     whole = evaluate(small_model, repeating_batch)
     assert frame["heads"].unique().tolist() == [
         *("L0H0", "L0H1", "L0H2", "L0H0,L0H1,L0H2"),
@@ -65,7 +66,59 @@ def test_mean_reference_is_the_mean_of_hook_z(small_model, reference):
         torch.testing.assert_close(reference.z[layer], exact, atol=1e-12, rtol=1e-12)
     level = mean_reference(small_model, batch, per_position=False)
     torch.testing.assert_close(level.z, reference.z.mean(1, keepdim=True))
-    assert level.sha256 == reference.sha256
+    again = mean_reference(small_model, batch)
+    assert again.sha256 == reference.sha256
+
+
+def test_digest_tells_models_sequences_and_kinds_of_mean_apart(build_model):
+    one, other = build_model(), build_model(seed=4)
+    tokens = TASK.sample(3, seed=0, split="reference").tokens
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    padded = real.clone()
+    padded[0, :2] = False
+    fills = [
+        mean_reference(one, tokens),
+        mean_reference(one, tokens, per_position=False),
+        mean_reference(one, tokens, attention_mask=padded),
+        mean_reference(other, tokens),
+        mean_reference(one, tokens.flip(0)),
+        head_donors(one, tokens),
+        head_donors(other, tokens),
+    ]
+    assert len({fill.sha256 for fill in fills}) == len(fills)
+    assert mean_reference(one, tokens, attention_mask=real).sha256 == fills[0].sha256
+
+
+def test_padding_is_in_no_mean(build_model):
+    model = build_model(positional_embedding_type="rotary")
+    tokens = TASK.sample(3, seed=0, split="reference").tokens
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    real[0, :2] = real[2, :5] = False
+    _, cache = model.run_with_cache(tokens, attention_mask=real)
+    found = mean_reference(model, tokens[[0, 2, 1]], attention_mask=real[[0, 2, 1]])
+    level = mean_reference(model, tokens, attention_mask=real, per_position=False)
+    for layer in range(2):
+        z = cache["z", layer]
+        for pos in range(tokens.shape[1]):
+            exact = z[real[:, pos], pos].mean(dim=0)
+            torch.testing.assert_close(found.z[layer, pos], exact, atol=1e-12, rtol=1e-12)
+        exact = z[real].mean(dim=0)
+        torch.testing.assert_close(level.z[layer, 0], exact, atol=1e-12, rtol=1e-12)
+    real[1, 0] = False
+    with pytest.raises(ValueError, match=r"must be a real token of some seq.* at position 0; take"):
+        mean_reference(model, tokens, attention_mask=real)
+    mean_reference(model, tokens, attention_mask=real, per_position=False)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5])
+def test_a_wrong_seed_is_refused_before_anything_runs(
+    as_a_user, small_model, repeating_batch, seed
+):
+    ran = []
+    for table in (ablation_sweep, pair_effects):
+        with pytest.raises(ValueError, match=f"seed must be a whole number of .*, got {seed}"):
+            table(small_model, repeating_batch, seed=seed, progress=lambda *done: ran.append(done))
+    assert not ran
 
 
 def test_head_that_writes_nothing_changes_nothing(build_model, repeating_batch):
