@@ -14,16 +14,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from lab.config import require, require_number, require_seed, require_whole
 from lab.gates import Reference, whole_numbers
 from lab.model import HookedGPT
-from lab.naming import head_label, unknown_name
+from lab.naming import counted, head_label, unknown_name
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, get_metrics
-from probes.ablation.sweep import Ablation, HeadSet, Progress, Swept, sweep_sets
+from probes.ablation.sweep import (
+    Ablation,
+    HeadSet,
+    Progress,
+    Swept,
+    require_answers,
+    sweep_sets,
+)
 from probes.intervals import bootstrap_interval
 from probes.pruning.orders import (
     STEP_BY_STEP,
@@ -34,10 +40,10 @@ from probes.pruning.orders import (
     searches,
     without,
 )
-from probes.pruning.removing import MODES, cache_bytes, count_parameters, mean_writes
+from probes.pruning.removing import cache_bytes, check_filling, count_parameters
 from probes.reading.reads import as_batch, probe_input, provenance
 from probes.schemas.cause import PRUNING, RANDOM_BAND, REMOVABLE
-from probes.tables import digest, make_table
+from probes.tables import checked_table, digest, make_table
 
 CURVE_METRICS = ("loss", "token_accuracy", "exact_match", "margin")
 MOST_STEPS = 40
@@ -69,8 +75,8 @@ def pruning_curve(
     steps: Sequence[int] | None = None,
     seeds: int = 20,
     metric: str | None = None,
-    metrics: Iterable[str] = CURVE_METRICS,
-    normalise: Sequence[str] = ("none", "layer"),
+    metrics: str | Iterable[str] = CURVE_METRICS,
+    normalise: str | Sequence[str] = ("none", "layer"),
     mode: str = "zero",
     reference: Reference | None = None,
     penalty: float = 0.05,
@@ -97,12 +103,13 @@ def pruning_curve(
         seeds: Random orders that stand beside the others; 0: none.
         metric: What is to suffer least; None: the margin of a model that answers at least 99 % of
             the selection's tokens right, and so has no loss to lose, otherwise the loss.
-        metrics: What is reported, out of CURVE_METRICS.
+        metrics: What is reported, out of CURVE_METRICS; the metric that is chosen by always is.
         normalise: How importances are made comparable, out of NORMALISATIONS in
             `probes.first_order.importance`: orders by importance come once with each. By layer,
             heads of an idle layer look as important as those that work.
         mode: "zero" or "mean".
         reference: In mode "mean", the mean over positions of every head's z; see `prune_heads`.
+            Orders by importance do not know of it: theirs is the importance under zeros.
         penalty: What an open gate costs in a learned order, in nats.
         seed: Of random and learned orders, and of the bootstrap.
         progress: Called with (steps done, steps in all).
@@ -111,29 +118,28 @@ def pruning_curve(
             and learned gates are found anew.
 
     Raises:
-        ValueError: An unknown name, steps out of range, the same sequences twice, a reference
-            that cannot be folded in, or the ledger of another request.
+        ValueError: An unknown name, steps out of range, a sequence in both batches, sequences
+            without a scored row, a reference that cannot be folded in, or the ledger of another
+            request.
     """
     require_whole("seeds", seeds, 0)
     require_seed(seed)
-    asked = [order] if isinstance(order, str) else order
+    asked = names_of(order)
     orders = list(dict.fromkeys([*asked, "random"] if seeds else asked))
-    if mode not in MODES:
-        raise ValueError(unknown_name("pruning mode", mode, MODES))
-    if mode == "mean":
-        mean_writes(model, (), reference)  # says what is wrong with the reference
-    else:
-        reference = None
+    require(bool(orders), "order", "at least one name", "none")
+    if "random" in orders:
+        require_whole("seeds", seeds, 1)
+    check_filling(model, mode, reference)
     selection, others = as_batch(batch), as_batch(held_out)
     probe_input(model, batch)
     x = probe_input(model, held_out)
-    if torch.equal(selection.tokens.cpu(), others.tokens.cpu()):
-        raise ValueError(
-            "held_out must be other sequences than those of the selection, got the same ones; "
-            "draw them from another split"
-        )
-    reported = curve_metrics(metrics)
+    require_scored(model, selection, "the selection")
+    require_scored(model, others, "held_out")
+    require_others(selection, others)
+    named = names_of(metrics)
+    curve_metrics(named)  # says what is wrong before any work
     (chosen_by,) = curve_metrics([metric or metric_for(model, selection)])
+    reported = curve_metrics(named if chosen_by.name in named else [*named, chosen_by.name])
     search = Search(
         model=model,
         batch=selection,
@@ -144,7 +150,7 @@ def pruning_curve(
         seed=seed,
         ledger=ledger,
     )
-    wanted = searches(search, orders, normalise, seeds)
+    wanted = searches(search, orders, names_of(normalise), seeds)
     in_steps = sum(name in STEP_BY_STEP for name, _ in wanted)
     tell = counter((len(wanted) + in_steps) * len(search.counts), progress)
     paths = [pruning_path(name, dataclasses.replace(each, tell=tell)) for name, each in wanted]
@@ -177,6 +183,28 @@ def curve_steps(n_heads: int, steps: Sequence[int] | None) -> tuple[int, ...]:
     ascending = all(one < next_ for one, next_ in itertools.pairwise(counts))
     require(ascending and bool(counts), "steps", "different numbers of heads, ascending", counts)
     return counts if counts[0] == 0 else (0, *counts)
+
+
+def names_of(given: str | Iterable[str]) -> list[str]:
+    """Return names, also of one that stands by itself."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+def require_scored(model: HookedGPT, batch: Batch, what: str) -> None:
+    """Raise ValueError unless some row of a batch counts and the model can say every answer."""
+    require(bool(batch.loss_mask.any()), f"scored rows of {what}", "at least 1", 0)
+    require_answers(batch, model.config.vocab_out)
+
+
+def require_others(selection: Batch, held_out: Batch) -> None:
+    """Raise ValueError if a sequence that is reported on is one that an order is chosen by."""
+    chosen = {tuple(row) for row in selection.tokens.tolist()}
+    both = sum(tuple(row) in chosen for row in held_out.tokens.tolist())
+    if both:
+        raise ValueError(
+            "held_out must be other sequences than those of the selection, got "
+            f"{counted(both, 'sequence')} of the same tokens; draw them from another split"
+        )
 
 
 def curve_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
@@ -302,6 +330,7 @@ def random_band(curve: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: The curve has no random order.
     """
+    checked_table(curve, PRUNING)
     drawn = curve[curve["order"] == "random"]
     require(len(drawn) > 0, "a curve with a band", "one of random orders (seeds=20)", "none")
     groups = drawn.groupby(["n_removed", "n_kept", "metric", "unit"], sort=False)["held_out"]
@@ -326,6 +355,7 @@ def removable(
     Raises:
         ValueError: The curve has no such metric, or a share is out of range.
     """
+    checked_table(curve, PRUNING)
     wanted = curve.attrs["chosen_by"] if metric is None else metric
     known = curve["metric"].unique().tolist()
     if wanted not in known:

@@ -125,6 +125,8 @@ def drawn_gate(log_a: Gates, uniform: Float[Tensor, "draw head"]) -> Float[Tenso
     return (soft * (HIGH - LOW) + LOW).clamp(0.0, 1.0)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def learn_gates(
     model: HookedGPT,
     batch: Batch,

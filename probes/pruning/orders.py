@@ -219,10 +219,11 @@ def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet], name: str) 
 
 
 def importances(search: Search, model: HookedGPT) -> Scores:
-    """Return the importance of each head, to first order.
+    """Return the importance of each head, to first order: of its gate closed onto zeros.
 
-    By the metric or, where that has no gradient, as accuracy has none, by the margin. The heads of
-    a layer without any importance have 0.
+    That is so in mode mean too, where a head leaves its mean. By the metric or, where that has no
+    gradient, as accuracy has none, by the margin. The heads of a layer without any importance have
+    0.
     """
     by = "loss" if search.metric.name == "loss" else "margin"
     found = head_importance(model, search.batch, normalise=search.normalise, metric=by)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lab.config import ModelConfig
 from lab.gates import GateTensors, HeadGates, Reference
 from lab.model import HookedGPT
-from lab.naming import unknown_name
+from lab.naming import quoted, unknown_name
 from lab.shapes import Tokens
 
 MODES = ("zero", "mean")
@@ -28,7 +28,7 @@ PER_QUERY_HEAD = ("W_Q", "W_O", "b_Q")
 PER_KEY_HEAD = ("W_K", "W_V", "b_K", "b_V")
 """Attention weights by what their first axis is; a key head goes when nobody reads it any more."""
 
-LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 """Largest difference at which a pruned model counts as the gated one, by dtype.
 
 Times the largest logit where that is above 1: rounding errors grow with it.
@@ -46,11 +46,12 @@ class ParityCertificate:
     max_logit_difference: float
     """Largest |logit of the pruned model - logit of the gated model|."""
     limit: float
-    """What the difference may be, in this dtype and for logits of this size."""
+    """What the difference may be, in this dtype and for logits of this size; it is in logits."""
     dtype: str
     n_sequences: int
     """Sequences that were compared."""
     parameters_before: int
+    """Numbers in all weights; the zeros that stand for biases a family lacks are counted."""
     parameters_after: int
     cache_bytes_before: int
     """Bytes of keys and values that generation keeps for one token."""
@@ -58,6 +59,8 @@ class ParityCertificate:
     latency_ms_before: float
     """Median time of a forward pass over these sequences, both models in turn."""
     latency_ms_after: float
+    repeats: int
+    """Passes that are timed, after one that warms up."""
 
     @property
     def holds(self) -> bool:
@@ -88,7 +91,8 @@ def prune_heads(
             `mean_reference(model, batch, per_position=False)`.
 
     Raises:
-        ValueError: The model has no such head (any more), or mode and reference do not fit.
+        ValueError: The model has no such head (any more), or mode and reference do not fit: a
+            reference in mode "zero", or one of another model.
     """
     pruned = pruned_view(model, heads, mode=mode, reference=reference)
     pruned.load_state_dict(
@@ -111,11 +115,10 @@ def pruned_view(
     Raises:
         ValueError: As of prune_heads.
     """
-    if mode not in MODES:
-        raise ValueError(unknown_name("pruning mode", mode, MODES))
+    check_filling(model, mode, reference)
     gone = HeadGates.ablate(heads, like=model).heads
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    if mode == "mean":
+    if reference is not None:
         for layer, written in mean_writes(model, gone, reference).items():
             state[f"blocks.{layer}.attn.b_O"] = state[f"blocks.{layer}.attn.b_O"] + written
     config = without_heads(model.config, gone)
@@ -133,6 +136,8 @@ def pruned_view(
     if config.positional_embedding_type == "sinusoidal":  # computed, and no weight
         pruned.pos_embed.W_pos = model.pos_embed.W_pos
     pruned.to(device=model.W_E.device, dtype=model.W_E.dtype)  # tells cfg, and changes no weight
+    for name, parameter in pruned.named_parameters():
+        parameter.requires_grad_(model.get_parameter(name).requires_grad)
     pruned.cfg.default_prepend_bos = model.cfg.default_prepend_bos
     pruned.tokenizer, pruned.provenance = model.tokenizer, model.provenance
     return pruned.train(model.training)
@@ -150,10 +155,17 @@ def without_heads(config: ModelConfig, gone: Iterable[tuple[int, int]]) -> Model
     return dataclasses.replace(config, kept_heads=kept)
 
 
-def mean_writes(
-    model: HookedGPT, heads: Iterable[tuple[int, int]], reference: Reference | None
-) -> dict[int, Float[Tensor, " d_model"]]:
-    """Return what the mean z of some heads writes to the residual stream, by layer."""
+def check_filling(model: HookedGPT, mode: str, reference: Reference | None) -> None:
+    """Raise ValueError unless a mode and what fills the gap fit each other and the model."""
+    if mode not in MODES:
+        raise ValueError(unknown_name("pruning mode", mode, MODES))
+    if mode == "zero":
+        if reference is not None:
+            raise ValueError(
+                f"reference must be left out in mode 'zero', got {quoted(reference.name)}; take "
+                "mode='mean' to put it in the gap"
+            )
+        return
     if reference is None or reference.z.shape[1] != 1:
         got = (
             "None"
@@ -164,6 +176,21 @@ def mean_writes(
             f"reference must be one mean over all positions to be folded into b_O, got {got}; "
             "take mean_reference(model, batch, per_position=False)"
         )
+    config = model.config
+    own, got = (config.n_layers, config.n_heads, config.head_width), tuple(reference.z.shape)
+    if (got[0], *got[2:]) != own:
+        layers, _, n_heads, width = got
+        raise ValueError(
+            f"reference must be of this model ({own[0]} layers, {own[1]} heads, d_head {own[2]}), "
+            f"got one of {layers} layers, {n_heads} heads, d_head {width}; take "
+            "mean_reference(model, batch, per_position=False)"
+        )
+
+
+def mean_writes(
+    model: HookedGPT, heads: Iterable[tuple[int, int]], reference: Reference
+) -> dict[int, Float[Tensor, " d_model"]]:
+    """Return what the mean z of some heads writes to the residual stream, by layer."""
     writes: dict[int, Tensor] = {}
     for layer, head in heads:
         row = model.config.heads_of(layer).index(head)
@@ -221,11 +248,15 @@ def certify(
         cache_bytes_after=cache_bytes(pruned),
         latency_ms_before=before,
         latency_ms_after=after,
+        repeats=repeats,
     )
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the trained numbers of a model."""
+    """Count the numbers in a model's weights.
+
+    A family without biases has them as zeros here, and they are counted.
+    """
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -242,5 +273,7 @@ def latencies_ms(models: list[HookedGPT], tokens: Tokens, repeats: int) -> list[
         for model, own in zip(models, times, strict=True):
             start = time.perf_counter()
             model(tokens)
+            if torch.accelerator.is_available():  # it returns before it is done
+                torch.accelerator.synchronize()
             own.append(1e3 * (time.perf_counter() - start))
     return [statistics.median(own[1:]) for own in times]  # the first pass warms up

@@ -271,7 +271,7 @@ class TestCurve:
 
         with pytest.raises(KeyboardInterrupt):
             pruning_curve(model, batch, **given, ledger=tmp_path, progress=interrupt)
-        kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+        kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("chunk-*")}
         places = {path.parent.name for path in kept}
         assert {"greedy-6", "greedy-5"} < places and len(places) > 2
         again = pruning_curve(model, batch, **given, ledger=tmp_path)
@@ -280,7 +280,7 @@ class TestCurve:
         with pytest.raises(ValueError, match="ledger"):
             pruning_curve(model, batch[:6], **given, ledger=tmp_path)
 
-    def test_a_reference_that_is_not_asked_for_fills_nothing(
+    def test_gates_are_learned_with_what_fills_the_gap(
         self, search: Search, held_out: Batch, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from probes.pruning import orders as pruning_orders
@@ -297,7 +297,7 @@ class TestCurve:
         for mode in ("zero", "mean"):
             curve = pruning_curve(
                 search.model, search.batch, "learned", held_out=held_out, steps=[2], seeds=0,
-                mode=mode, reference=mean,
+                mode=mode, reference=mean if mode == "mean" else None,
             )  # fmt: skip
             assert curve.attrs["reference"] == (None if mode == "zero" else "train")
         assert seen == [None, mean]
@@ -360,6 +360,12 @@ class TestWhatACurveSays:
         nothing = frame([("greedy", None, 0, 0.0), ("greedy", None, 1, 0.0)], "exact_match")
         assert removable(nothing, within=0.0)["removable"].tolist() == [1]
 
+    def test_of_a_whole_model_below_zero(self) -> None:
+        """A share of a margin of -2 is a share of 2, or nothing would ever be lost."""
+        values = [-2.0, -1.9, -2.015, -2.3]
+        curve = frame([("greedy", None, i, v) for i, v in enumerate(values)], "margin")
+        assert removable(curve, within=(0.0, 0.01, 0.2))["removable"].tolist() == [1, 2, 3]
+
     def test_random_orders_have_a_median_and_a_range(self) -> None:
         rows = [("random", s, i, 1.0 + max(0, i - s)) for s in (0, 1, 4) for i in range(6)]
         found = removable(frame(rows), within=0.01).iloc[0]
@@ -377,6 +383,9 @@ class TestWhatACurveSays:
             random_band(curve)
         with pytest.raises(ValueError, match="unknown metric of this curve 'margin'"):
             removable(curve, metric="margin")
+        for of in (removable, random_band):
+            with pytest.raises(ValueError, match="columns of the pruning table must be order, "):
+                of(pd.DataFrame({"layer": [0]}))
 
 
 @pytest.mark.parametrize(
@@ -389,6 +398,14 @@ class TestWhatACurveSays:
         ({"mode": "resample"}, "unknown pruning mode 'resample'; choose from"),
         ({"mode": "mean"}, "reference must be one mean over all positions .* got None"),
         ({"normalise": ["layr"], "order": "one-shot"}, "unknown normalise 'layr'"),
+        ({"normalise": "layr", "order": "one-shot"}, "unknown normalise 'layr'"),
+        ({"metrics": "losses"}, "unknown metric of a pruned model 'losses'"),
+        ({"order": []}, "order must be at least one name, got 'none'"),
+        ({"order": "random"}, "seeds must be a whole number of at least 1, got 0"),
+        (
+            {"reference": Reference(name="x", sha256="0", z=torch.zeros(2, 1, 3, 4))},
+            "reference must be left out in mode 'zero', got 'x'",
+        ),
         ({"seeds": -1}, "seeds must be a whole number of at least 0"),
     ],
 )
@@ -402,8 +419,31 @@ def test_what_is_refused(
 def test_the_same_sequences_twice_and_too_many_heads(
     model: HookedGPT, batch: Batch, held_out: Batch, build_model: Callable[..., HookedGPT]
 ) -> None:
-    with pytest.raises(ValueError, match=r"held_out must be other sequences .* the same ones"):
-        pruning_curve(model, batch, held_out=batch)
+    for shared in (batch, batch[3:5]):
+        n = len(shared)
+        message = rf"held_out must be other sequences .* got {n} sequences of the same tokens"
+        with pytest.raises(ValueError, match=message):
+            pruning_curve(model, batch, held_out=shared)
     wide = build_model(n_heads=6)
     with pytest.raises(ValueError, match=r"tried must be at most 9; take another order.* got 12"):
         pruning_curve(wide, batch, "oracle", held_out=held_out)
+
+
+def test_sequences_that_cannot_be_measured_are_refused_before_the_search(
+    model: HookedGPT, batch: Batch, held_out: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.pruning.curves.pruning_path", lambda *_: pytest.fail("searched"))
+    nothing = dataclasses.replace(held_out, loss_mask=torch.zeros_like(held_out.loss_mask))
+    with pytest.raises(ValueError, match="scored rows of held_out must be at least 1, got 0"):
+        pruning_curve(model, batch, held_out=nothing)
+    with pytest.raises(ValueError, match="scored rows of the selection must be at least 1, got 0"):
+        pruning_curve(model, nothing, held_out=batch)
+
+
+def test_what_an_order_was_chosen_by_is_reported(
+    model: HookedGPT, batch: Batch, held_out: Batch
+) -> None:
+    given = {"held_out": held_out, "seeds": 1, "steps": [1]}
+    curve = pruning_curve(model, batch, "random", metrics="exact_match", metric="loss", **given)
+    assert curve["metric"].unique().tolist() == ["exact_match", "loss"]
+    assert removable(curve)["metric"].unique().tolist() == ["loss"]

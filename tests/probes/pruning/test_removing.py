@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.config import ModelConfig
 from lab.gates import HeadGates, Reference
 from lab.model import HookedGPT
-from probes.pruning.removing import certify, count_parameters, prune_heads
+from probes.pruning.removing import certify, count_parameters, latencies_ms, prune_heads
 
 D_MODEL, D_HEAD, N_LAYERS, N_HEADS = 20, 5, 3, 4
 ALL = list(itertools.product(range(N_LAYERS), range(N_HEADS)))
@@ -122,6 +122,15 @@ class TestAgain:
         for name, value in model.state_dict().items():
             assert torch.equal(value, before[name])
 
+    def test_what_may_learn_stays_so(self) -> None:
+        """And the mode: a model that is being trained is pruned to one that is."""
+        model = make_model().train()
+        model.blocks[1].attn.W_Q.requires_grad_(False)
+        pruned = prune_heads(model, [(1, 0)])
+        frozen = [name for name, weight in pruned.named_parameters() if not weight.requires_grad]
+        assert frozen == ["blocks.1.attn.W_Q"]
+        assert pruned.training and not prune_heads(model.eval(), [(1, 0)]).training
+
     def test_config_survives_json(self) -> None:
         config = prune_heads(make_model(), CHOICES["uneven"]).config
         assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -158,6 +167,22 @@ class TestCertificate:
         gates = HeadGates.ablate([(1, 1)], like=model)
         assert not certify(model, pruned, gates, some_tokens(), mode="zero", repeats=1).holds
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_of_half_precision(self, dtype: torch.dtype) -> None:
+        model = make_model().to(dtype)
+        for removed, holds in (((1, 0), True), ((1, 1), False)):
+            gates = HeadGates.ablate([removed], like=model)
+            pruned = prune_heads(model, [(1, 0)])
+            proof = certify(model, pruned, gates, some_tokens(), mode="zero", repeats=1)
+            assert proof.holds is holds and proof.repeats == 1
+
+    def test_an_accelerator_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits: list[int] = []
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(1))
+        latencies_ms([make_model()], some_tokens(), repeats=2)
+        assert len(waits) == 3
+
 
 class TestRefusals:
     """What cannot be pruned says why."""
@@ -178,6 +203,15 @@ class TestRefusals:
         wide = Reference(name="x", sha256="0", z=torch.zeros(N_LAYERS, 9, N_HEADS, D_HEAD))
         with pytest.raises(ValueError, match="got one mean for each of 9 positions"):
             prune_heads(model, [(0, 0)], mode="mean", reference=wide)
+        own = global_mean(model)
+        with pytest.raises(ValueError, match="reference must be left out in mode 'zero', got "):
+            prune_heads(model, [(0, 0)], reference=own)
+        for foreign in (own.z[:1], own.z[:, :, :1], own.z[..., :2]):
+            other = Reference(name="x", sha256="0", z=foreign)
+            with pytest.raises(
+                ValueError, match=r"reference must be of this model \(3 layers, 4 he"
+            ):
+                prune_heads(model, [(0, 0)], mode="mean", reference=other)
 
 
 class TestRaggedHeads:
