@@ -315,7 +315,7 @@ class HeadGates:
             label = head_label(layer, head)
             if label not in known and layer < config.n_layers and head < config.n_heads:
                 raise ValueError(
-                    f"head {label} was pruned from this model; gate a head that it has"
+                    f"head {label} was pruned from this model; name a head that it has"
                 )
             if label not in known:
                 raise ValueError(unknown_name("head", label, known))
