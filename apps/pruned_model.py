@@ -25,7 +25,8 @@ def place_given(out: str, makes_model: bool) -> Path:
     """Return where to write: a run of that name, a new folder, or a folder of tables.
 
     Raises:
-        ValueError: The name is none, or taken.
+        ValueError: The name is none, or taken, or in a run, whose files are sealed.
+        OSError: It cannot be written.
     """
     if not makes_model:
         return check_out(out)
@@ -35,7 +36,7 @@ def place_given(out: str, makes_model: bool) -> Path:
         raise ValueError(
             f"--out must be new, got {quoted(out)}, which exists in {path.parent}; choose another"
         )
-    return path
+    return check_out(str(path))
 
 
 def default_place(subject: Subject) -> Path:
@@ -43,6 +44,7 @@ def default_place(subject: Subject) -> Path:
 
     Raises:
         ValueError: The model is no run, and so has no place of its own.
+        OSError: It cannot be written.
     """
     if subject.opened is None:
         raise ValueError(
@@ -50,7 +52,8 @@ def default_place(subject: Subject) -> Path:
         )
     first = f"{subject.opened.run.name[:80]}-pruned"
     names = (first if n == 1 else f"{first}-{n}" for n in count(1))
-    return next(place for name in names if not (place := runs_home() / name).exists())
+    free = next(place for name in names if not (place := runs_home() / name).exists())
+    return check_out(str(free))
 
 
 def write_model(
@@ -89,7 +92,11 @@ def write_model(
             opened.run, heads, out, batch, step=step, fine_tune=fine_tune, **how
         )
         proof = done.certificate
-        measured = {"heads ablated": done.gated, "heads removed": done.pruned}
+        measured = {
+            "whole model": evaluate(opened.model, batch),
+            "heads ablated": done.gated,
+            "heads removed": done.pruned,
+        }
         if done.tuned is not None:
             measured["trained on"] = done.tuned
     say_certificate(proof, measured)

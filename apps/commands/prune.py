@@ -16,6 +16,7 @@ from apps.subject import Subject, open_subject, require_heads
 from apps.terminal.progress_bars import progress_bar
 from apps.terminal.pruning_table import say_curve, say_removable
 from lab.config import require_whole
+from lab.naming import quoted
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ ORDERS = (
     ("random", "by the seed alone"),
     ("oracle", "the best of all sets of each size, up to 9 heads"),
 )
+
+OF_ORDERS = ("--keep", "--order", "--curve", "--metric", "--normalise", "--random-orders")
+"""Flags that ask for an order, which heads that are named need not."""
+
+BY_SCORE = ("one-shot", "iterative", "worst-first")
+"""Orders by an importance, which --normalise divides."""
 
 ABOUT = f"""
 Remove heads of a model for good: those that you name, or all but the --keep
@@ -57,7 +64,8 @@ says how close they are. Heads keep their names: L1H3 stays L1H3, also when the
 new model is pruned again.
 
 With --curve, every step of the order is measured on held-out sequences, beside
-random orders: how many heads can go at 1 % and at 5 %?
+random orders: how many heads can go at 1 % and at 5 %? A search that is
+stopped begins anew.
 """
 
 
@@ -129,6 +137,11 @@ def run_prune(arguments: list[str]) -> int:
     out = None if form.out is None else place_given(form.out, makes_model)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
     require_heads(subject, heads)
+    if not subject.n_heads:
+        raise ValueError(
+            f"WHAT must be a model with heads to remove, got {quoted(form.what)}, all of whose "
+            "heads are gone"
+        )
     if form.keep is not None:
         require_whole("--keep", form.keep, 0, subject.n_heads - 1)
     if makes_model and out is None:
@@ -164,11 +177,20 @@ def check_request(form: PruneForm, arguments: list[str]) -> None:
     if gives(arguments, "--heads"):
         if not form.heads:
             raise ValueError("--heads must name at least one head, got none; write L0H1, say")
-        refuse_beside(arguments, "--heads", ("--keep", "--order", "--curve"))
+        refuse_beside(arguments, "--heads", OF_ORDERS)
     elif form.keep is None and not form.curve:
         raise ValueError(
             "what goes must be given, got nothing; name --heads, or how many to --keep, or look at "
             "the --curve first"
+        )
+    if not form.curve and gives(arguments, "--random-orders"):
+        raise ValueError("--random-orders must be left out without --curve; give both or neither")
+    if form.curve and form.order == "random":
+        require_whole("--random-orders", form.random_orders, 1)
+    if form.order not in BY_SCORE and gives(arguments, "--normalise"):
+        raise ValueError(
+            f"--normalise must be left out with --order {form.order}, which has no importance to "
+            f"divide; take one of {', '.join(BY_SCORE)}"
         )
 
 
@@ -200,7 +222,7 @@ def orders(
             form.order,
             held_out=chosen.batch,
             steps=steps,
-            seeds=form.random_orders if form.curve or form.order == "random" else 0,
+            seeds=form.random_orders if form.curve else int(form.order == "random"),
             metric=None if form.metric == "auto" else form.metric,
             normalise=[form.normalise],
             mode=form.mode,

@@ -30,7 +30,9 @@ def say_curve(rows: Sequence[Row], band: Sequence[Row]) -> None:
     beside = {row["n_removed"]: row for row in band}
     n_orders = max((row["n_orders"] for row in band), default=0)
     header = ["heads\nkept", "removed", "selection", "held out", "95 % interval", "parameters"]
-    header += [f"{n_orders} random\norders", "from", "to"] if band else []
+    header += (
+        [f"{n_orders} random\norders:\nmedian", "their\nleast", "their\nlargest"] if band else []
+    )
     lines = []
     for row in rows:
         names = row["removed"].split(",")
@@ -59,7 +61,9 @@ def say_removable(rows: Sequence[Row]) -> None:
     of: dict[tuple[str, str], dict[float, Row]] = {}
     for row in rows:
         of.setdefault((metric_name(row), order_of(row)), {})[row["within"]] = row
-    say(f"heads that can go, of {rows[0]['n_heads']}, where held out is worse by at most")
+    random = any(row["n_orders"] > 1 for row in rows)
+    of_them = "; of random orders the median (least to most)" if random else ""
+    say(f"heads that can go, of {rows[0]['n_heads']}, where held out is worse by at most{of_them}")
     say()
     say_table(
         ["metric", "order", *(f"{share:.0%}" for share in shares)],
@@ -80,6 +84,8 @@ def spare(row: Row) -> str:
 
 def order_of(row: Row) -> str:
     """Name an order, with how scores were made comparable where that matters."""
+    if row.get("seed") is not None:
+        return f"{row['order']}, seed {row['seed']}"
     plain = row["normalise"] in ("", "none")
     return row["order"] if plain else f"{row['order']}, by {row['normalise']}"
 
@@ -101,7 +107,8 @@ def say_certificate(proof: "ParityCertificate", measured: "Mapping[str, Evaluati
                 in_bytes(proof.cache_bytes_after),
             ],
             [
-                f"forward pass of {counted(proof.n_sequences, 'sequence')}",
+                f"forward pass of {counted(proof.n_sequences, 'sequence')}, "
+                f"median of {proof.repeats}",
                 f"{proof.latency_ms_before:.1f} ms",
                 f"{proof.latency_ms_after:.1f} ms",
             ],

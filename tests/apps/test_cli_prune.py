@@ -37,7 +37,10 @@ def test_removes_a_layer_and_prints_the_proof(
     # 4 heads x (4 x 64 x 16 weights + 3 x 16 biases) go.
     assert proof["parameters_before"] - proof["parameters_after"] == 4 * (4 * 64 * 16 + 3 * 16)
     assert re.search(r"^parameters +105,756 +89,180$", printed, re.M)
-    assert "heads removed" in printed
+    assert re.findall(r"^(whole model|heads \w+) ", printed, re.M) == [
+        "whole model", "heads ablated", "heads removed",
+    ]  # fmt: skip
+    assert "forward pass of 40 sequences, median of 7" in printed
     assert main(["generate", "reversal-pruned", "abcdefghij"]) == 0
     assert "jihgfedcba (right)" in capsys.readouterr().out
     # Again, by the original ids, with the mean as a constant, and under a name of its own.
@@ -74,6 +77,20 @@ def test_removes_a_layer_and_prints_the_proof(
             ["reversal", "--curve", "--random-orders", "-1"],
             "--random-orders must be a whole number",
         ),
+        (
+            ["reversal", "--curve", "--order", "random", "--random-orders", "0"],
+            "--random-orders must be a whole number of at least 1, got 0",
+        ),
+        (["reversal", "--keep", "3", "--random-orders", "2"], "must be left out without --curve"),
+        (["reversal", "--keep", "3", "--normalise", "layer"], "left out with --order greedy"),
+        (
+            ["reversal", "--heads", "L0H0", "--metric", "loss"],
+            "--metric must be left out with --he",
+        ),
+        (
+            ["reversal", "--keep", "3", "--out", "/proc/zz/small"],
+            "place for output must be writable",
+        ),
     ],
 )
 def test_refusals(
@@ -84,6 +101,20 @@ def test_refusals(
     assert lines[-1].startswith("headlab: error: ")
     assert message in lines[-1]
     assert [path.name for path in home.iterdir()] == ["reversal"]
+
+
+def test_a_place_in_a_sealed_run_and_a_model_without_heads(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = home / "reversal" / "inside"
+    few = ("--sequences", "10")
+    assert main(["prune", "reversal", "--heads", "L0H0", "--out", str(inside), *few]) == 2
+    assert "--out must not lie in a run or a saved model" in capsys.readouterr().err
+    assert not inside.exists()
+    heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+    assert main(["prune", "reversal", "--heads", *heads, "--out", "none", *few]) == 0
+    assert main(["prune", "none", "--keep", "0", *few]) == 2
+    assert "got 'none', all of whose heads are gone" in capsys.readouterr().err
 
 
 def cells(printed: str, nth: int) -> list[list[str]]:
@@ -104,6 +135,8 @@ def test_an_order_is_followed_until_so_many_heads_are_left(
     assert run.config.model.kept_heads == ((0, 1, 2, 3), ())
     curve = pd.read_parquet(run.path / "curve" / "pruning.parquet")
     assert curve.attrs["chosen_by"] == "margin"
+    assert re.search(r" median +least +largest$", printed, re.M)
+    assert "at most; of random orders the median (least to most)" in printed
     assert set(curve["order"]) == {"greedy", "random"}
     assert curve["seed"].dropna().nunique() == 3
     own = curve[(curve["order"] == "greedy") & (curve["metric"] == "margin")]
