@@ -141,6 +141,9 @@ def measured(
             batch,
             ablation_of(subject, chosen, "zero"),
             metric,
+            reduce=form.reduce,
+            # What layers do to the ranks is always shown, if nothing else was asked for.
+            normalise="layer" if form.normalise == "none" else form.normalise,
             seed=form.seed,
             progress=work["progress"],
             ledger=work["ledger"],

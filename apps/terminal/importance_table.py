@@ -37,7 +37,7 @@ def say_importance(
             *([] if own is None else [signed(own["delta"]), interval(own)]),
             *([] if own is None else [digits(own["estimate"])]),
             digits(row["importance"]),
-            f"{digits(row['ci_low'])} to {digits(row['ci_high'])}",
+            span(row),
         ]
         for row, own in shown
     ]
@@ -72,6 +72,17 @@ def say_agreement(rows: Sequence[Row]) -> None:
 def size(row: Row, own: Row | None) -> float:
     """Return what heads are sorted by: the exact change, else the importance."""
     return abs(row["importance"] or 0.0) if own is None else abs(own["delta"])
+
+
+def span(row: Row) -> str:
+    """Write the interval of an importance; a dash where there is none, as of one sequence.
+
+    >>> span({"ci_low": 0.25, "ci_high": 1.5}), span({"ci_low": None, "ci_high": None})
+    ('0.25 to 1.5', '-')
+    """
+    if row["ci_low"] is None:
+        return "-"
+    return f"{digits(row['ci_low'])} to {digits(row['ci_high'])}"
 
 
 def digits(value: float | None) -> str:

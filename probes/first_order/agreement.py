@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Float64
 from scipy.stats import rankdata
 
-from lab.config import require_whole
+from lab.config import ModelConfig, require_choice, require_whole
 from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
@@ -22,7 +22,13 @@ from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import MEMORY, Ablation, Progress, Swept, sweep_sets
 from probes.first_order.attribution_patching import ablation_gradients, estimate_columns
 from probes.first_order.head_gradients import GateGradients, gate_gradients
-from probes.first_order.importance import layer_sizes, mean_over_rows
+from probes.first_order.importance import (
+    NORMALISATIONS,
+    REDUCTIONS,
+    mean_over_rows,
+    normalised,
+    sequence_values,
+)
 from probes.intervals import percentile_interval, resampled_means
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.cause import AGREEMENT, FIRST_ORDER
@@ -65,6 +71,8 @@ def first_order_study(
     *,
     top: int | None = None,
     grad_drop: bool = False,
+    reduce: str = "example",
+    normalise: str = "layer",
     attention_mask: GivenMask | None = None,
     memory: int = MEMORY,
     progress: Progress | None = None,
@@ -74,8 +82,8 @@ def first_order_study(
     """Ablate every head exactly, estimate the same to first order, and compare.
 
     Estimates: attribution patching of this very ablation, with its sign, against the exact delta;
-    Michel's importance by example, by token, by batch, and by example normalised by layer, and
-    GradDrop if asked for, none of which has a sign, against the size of the delta.
+    Michel's importance by example, by token, by batch, and one of them normalised, and GradDrop if
+    asked for, none of which has a sign, against the size of the delta.
 
     Args:
         model: A HookedGPT; it is left as it is.
@@ -84,6 +92,8 @@ def first_order_study(
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
         top: Heads at the top that are compared; None: 10, or half of all if that is fewer.
         grad_drop: Compare GradDrop too: a backward pass more for each layer.
+        reduce: Which importance is compared normalised too.
+        normalise: By what; "none": it is not.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         memory: Bytes that activations may take at once.
         progress: Called with (exact runs done, runs in all).
@@ -94,6 +104,8 @@ def first_order_study(
         ValueError: An unknown metric, one without a first order, or an empty batch.
     """
     ablation = Ablation() if ablation is None else ablation
+    require_choice("reduce", reduce, REDUCTIONS)
+    require_choice("normalise", normalise, NORMALISATIONS)
     if top is not None:
         require_whole("top", top, 1)
     options: dict[str, Any] = {"attention_mask": attention_mask, "memory": memory}
@@ -115,8 +127,7 @@ def first_order_study(
         "bootstrap_seed": seed,
         "ablation": ablation.to_dict(),
     }
-    share = 1.0 - ablation.value
-    heads = head_table(found, importance, swept, ablation.mode, share, about, seed)
+    heads = head_table(found, importance, swept, ablation, about, seed)
     n_heads = len(found.heads)
     most = min(MOST_COMPARED, max(1, n_heads // 2)) if top is None else min(top, n_heads)
     exact = swept.totals[:, 1:, 0] - swept.totals[:, :1, 0]
@@ -129,7 +140,7 @@ def first_order_study(
             "n_sequences": len(found.counts),
             "unit": "rank correlation",
         }
-        for each in estimators(found, importance, share)
+        for each in estimators(found, importance, model.config, reduce, normalise)
     ]
     columns = {name: [row[name] for row in rows] for name in AGREEMENT.names}
     return FirstOrderStudy(heads=heads, agreement=make_table(columns, AGREEMENT, about))
@@ -139,13 +150,12 @@ def head_table(
     found: GateGradients,
     importance: GateGradients,
     swept: Swept,
-    mode: str,
-    share: float,
+    ablation: Ablation,
     about: dict[str, Any],
     seed: int,
 ) -> pd.DataFrame:
     """Return the exact changes and the estimates, head by head."""
-    estimates = estimate_columns(found, "z", mode, seed, share)
+    estimates = estimate_columns(found, "z", ablation.mode, seed, 1.0 - ablation.value)
     means, changes = swept.means()[:, 0], swept.deltas(seed=seed)
     counts = importance.counts
     columns = {
@@ -168,26 +178,32 @@ def head_table(
     return make_table({name: columns[name] for name in FIRST_ORDER.names}, FIRST_ORDER, about)
 
 
-def estimators(found: GateGradients, importance: GateGradients, share: float) -> list[Estimator]:
-    """Return every way to rank heads that is compared."""
-
-    def by_layer(means: PerHead) -> PerHead:
-        with np.errstate(invalid="ignore"):
-            return means / layer_sizes(means, found.heads)
+def estimators(
+    found: GateGradients,
+    importance: GateGradients,
+    config: ModelConfig,
+    reduce: str,
+    normalise: str,
+) -> list[Estimator]:
+    """Return every way to rank heads that is compared; how far a gate closes changes no rank."""
 
     def as_is(means: PerHead) -> PerHead:
         return means
 
-    example = np.abs(importance.signed)
-    chosen = [
-        ("attribution patching", True, -share * found.signed, as_is),
-        ("importance by example", False, example, as_is),
-        ("importance by example / layer", False, example, by_layer),
-        ("importance by token", False, importance.absolute, as_is),
-        ("importance by batch", False, importance.signed, np.abs),
+    def comparable(means: PerHead) -> PerHead:
+        return normalised(np.abs(means), normalise, found.heads, config)
+
+    chosen: list[tuple[str, bool, PerHead, Callable[[PerHead], PerHead]]] = [
+        ("attribution patching", True, -found.signed, as_is)
     ]
+    for each in REDUCTIONS:
+        batch, name = each == "batch", f"importance by {each}"
+        totals = importance.signed if batch else sequence_values(importance, each)
+        chosen.append((name, False, totals, np.abs if batch else as_is))
+        if each == reduce and normalise != "none":
+            chosen.append((f"{name} / {normalise}", False, totals, comparable))
     if found.dropped is not None:
-        chosen.append(("GradDrop", False, share * found.dropped, as_is))
+        chosen.append(("GradDrop", False, found.dropped, as_is))
     return [
         Estimator(name=name, signed=signed, totals=totals, of_means=of_means)
         for name, signed, totals, of_means in chosen

@@ -5,6 +5,7 @@ ablation that puts the fill in the place of z. Importance and attribution patchi
 add it up; each has a module of its own.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from probes.ablation.metrics import (
     require_a_number_a_row,
 )
 from probes.ablation.sweep import MEMORY, require_answers, require_positions, scored_batch
-from probes.reading.reads import as_batch, model_device, probe_input
+from probes.reading.reads import as_batch, model_device, probe_input, require_differentiable
 
 FillOf = Callable[[slice], Float[Tensor, "layer #batch #pos head d_head"] | None]
 """What stands in the place of z in some of the sequences; None: zeros."""
@@ -57,6 +58,7 @@ class GateGradients:
     """Scored rows."""
 
 
+@torch.inference_mode(False)
 def gate_gradients(
     model: HookedGPT,
     batch: Batch | Tokens,
@@ -86,6 +88,7 @@ def gate_gradients(
     """
     measured = differentiable_metric(metric)
     probe_input(model, batch)
+    require_differentiable(model)
     scored = scored_batch(as_batch(batch), attention_mask)
     require_answers(scored, model.config.vocab_out)
     require_positions(positions, scored.tokens.shape[1])
@@ -100,10 +103,10 @@ def gate_gradients(
     for rows in sequence_slices(model, scored, memory):
         plain, *without = slice_gradients(
             model,
-            scored[rows].to(device),
+            plain_batch(scored[rows].to(device)),
             measured,
-            None if fill is None else fill(rows),
-            None if real is None else real[rows].to(device),
+            None if fill is None else plain_tensor(fill(rows)),
+            None if real is None else plain_tensor(real[rows].to(device)),
             grad_drop,
         )
         some = slice(None) if positions is None else [p for p in positions if p < plain.shape[2]]
@@ -119,6 +122,20 @@ def gate_gradients(
         absolute=torch.cat(absolute).numpy(),
         dropped=torch.cat(dropped).numpy() / others if dropped else None,
         counts=scored.loss_mask.sum(dim=1).cpu().double().numpy(),
+    )
+
+
+def plain_tensor(tensor: Tensor | None) -> Tensor | None:
+    """Return a tensor that autograd may keep, which one made in inference mode is not."""
+    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
+
+
+def plain_batch(batch: Batch) -> Batch:
+    """Return a batch whose tokens and scored rows autograd may keep."""
+    if not (batch.tokens.is_inference() or batch.loss_mask.is_inference()):
+        return batch
+    return dataclasses.replace(
+        batch, tokens=batch.tokens.clone(), loss_mask=batch.loss_mask.clone()
     )
 
 

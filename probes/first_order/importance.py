@@ -18,7 +18,7 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import MEMORY
 from probes.first_order.head_gradients import GateGradients, gate_gradients
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, percentile_interval, resampled_means
 from probes.reading.reads import provenance
 from probes.schemas.cause import IMPORTANCE
 from probes.tables import make_table
@@ -29,6 +29,7 @@ Normalisation = Literal["none", "layer", "param"]
 NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
 
 PerHead = Float64[np.ndarray, " head"]
+Means = Float64[np.ndarray, "*resample head"]
 
 
 def head_importance(
@@ -67,7 +68,7 @@ def head_importance(
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         memory: Bytes that activations may take at once.
-        seed: Seed of the bootstrap, which takes what importance is divided by as given.
+        seed: Seed of the bootstrap over sequences.
 
     Raises:
         ValueError: An unknown reduction, normalisation or metric, or an empty batch.
@@ -76,12 +77,14 @@ def head_importance(
     require_choice("normalise", normalise, NORMALISATIONS)
     found = gate_gradients(model, batch, metric, attention_mask=attention_mask, memory=memory)
     low, high = bootstrap_interval(found.signed, found.counts, seed=seed)
-    importance, ends = reduced(found, reduce), absolute_interval(low, high)
+    raw, ends = reduced(found, reduce), absolute_interval(low, high)
     if reduce != "batch":
         ends = bootstrap_interval(sequence_values(found, reduce), found.counts, seed=seed)
-    divisor, unit = divisors(found, importance, normalise, model.config)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        importance, ci_low, ci_high = (value / divisor for value in (importance, *ends))
+    importance = normalised(raw, normalise, found.heads, model.config)
+    if normalise == "layer":
+        ci_low, ci_high = layer_interval(found, reduce, seed)
+    else:
+        ci_low, ci_high = (normalised(end, normalise, found.heads, model.config) for end in ends)
     layer, head = np.array(found.heads, dtype=np.int64).reshape(-1, 2).T
     n = len(found.heads)
     return make_table(
@@ -98,7 +101,7 @@ def head_importance(
             "gradient_ci_low": low,
             "gradient_ci_high": high,
             "n_sequences": np.full(n, len(found.counts)),
-            "unit": np.full(n, unit),
+            "unit": np.full(n, unit_of(found.metric.unit, normalise)),
         },
         IMPORTANCE,
         {
@@ -131,27 +134,45 @@ def mean_over_rows(
 def absolute_interval(low: PerHead, high: PerHead) -> tuple[PerHead, PerHead]:
     """Return the interval of an absolute value, of which the value's own interval is known."""
     ends = np.abs(np.stack([low, high]))
-    return np.where(low * high > 0, ends.min(axis=0), 0.0 * low), ends.max(axis=0)
+    return np.where(low * high > 0, ends.min(axis=0), 0.0 * ends[0]), ends.max(axis=0)
 
 
-def divisors(
-    found: GateGradients, importance: PerHead, normalise: str, config: ModelConfig
-) -> tuple[PerHead, str]:
-    """Return what each head's importance is divided by, and the unit of what results.
+def layer_interval(found: GateGradients, reduce: str, seed: int) -> tuple[PerHead, PerHead]:
+    """Return the interval of importance divided by its layer's, which is resampled with it."""
+    batch = reduce == "batch"
+    totals = found.signed if batch else sequence_values(found, reduce)
+    means = resampled_means(totals, found.counts, seed=seed)
+    if not len(means):
+        return np.full(len(found.heads), np.nan), np.full(len(found.heads), np.nan)
+    return percentile_interval(shares_of_layer(np.abs(means), found.heads))
 
-    A layer without any importance gives 0, and its heads have no number.
-    """
+
+def normalised(
+    importance: Means, normalise: str, heads: Sequence[tuple[int, int]], config: ModelConfig
+) -> Means:
+    """Return importance by what it is divided by."""
     if normalise == "layer":
-        return layer_sizes(importance, found.heads), "share of layer"
+        return shares_of_layer(importance, heads)
     if normalise == "param":
-        numbers = [head_parameters(config, layer, head) for layer, head in found.heads]
-        return np.array(numbers) / 1e6, f"{found.metric.unit} / million parameters"
-    return np.ones(len(found.heads)), found.metric.unit
+        return importance * 1e6 / [head_parameters(config, layer, head) for layer, head in heads]
+    return importance
 
 
-def layer_sizes(
-    importance: Float64[np.ndarray, "*resample head"], heads: Sequence[tuple[int, int]]
-) -> Float64[np.ndarray, "*resample head"]:
+def unit_of(unit: str, normalise: str) -> str:
+    """Return the unit of an importance that was divided by something, of a metric's own."""
+    return {
+        "layer": "parts of the layer's L2 norm",
+        "param": f"{unit} / million parameters",
+    }.get(normalise, unit)
+
+
+def shares_of_layer(importance: Means, heads: Sequence[tuple[int, int]]) -> Means:
+    """Return importance over the root of the sum of squares of the layer; NaN in an idle one."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return importance / layer_sizes(importance, heads)
+
+
+def layer_sizes(importance: Means, heads: Sequence[tuple[int, int]]) -> Means:
     """Return for each head the root of the sum of squares of its layer."""
     layers = np.array([layer for layer, _ in heads], dtype=np.int64)
     same = layers == layers[:, None]

@@ -97,7 +97,22 @@ def test_grad_drop_needs_another_layer(build_model, repeating_batch):
 def test_wrong_requests_are_refused(small_model, repeating_batch):
     with pytest.raises(ValueError, match="top must be a whole number of at least 1, got 0"):
         first_order_study(small_model, repeating_batch, top=0)
+    with pytest.raises(ValueError, match="unknown normalise 'layers'"):
+        first_order_study(small_model, repeating_batch, normalise="layers")
     with pytest.raises(ValueError, match="metric must have a first-order change, got kl"):
         first_order_study(small_model, repeating_batch, metric="kl")
     with pytest.raises(ValueError, match="got 0 sequences"):
         first_order_study(small_model, torch.zeros(0, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("reduce", "normalise"), [("batch", "layer"), ("token", "param")])
+def test_the_importance_that_was_asked_for_is_compared(
+    small_model, repeating_batch, reduce, normalise
+):
+    study = first_order_study(small_model, repeating_batch, reduce=reduce, normalise=normalise)
+    own = head_importance(small_model, repeating_batch, reduce, normalise)["importance"]
+    row = study.agreement.set_index("estimator").loc[f"importance by {reduce} / {normalise}"]
+    exact = spearmanr(own.to_numpy(), study.heads["delta"].abs().to_numpy()).statistic
+    assert row["spearman"] == pytest.approx(exact)
+    plain = first_order_study(small_model, repeating_batch, reduce=reduce, normalise="none")
+    assert not plain.agreement["estimator"].str.contains("/").any()

@@ -216,3 +216,33 @@ def test_wrong_requests_are_refused(small_model, repeating_batch, request_, mess
         head_importance(small_model, repeating_batch, **request_)
     with pytest.raises(ValueError, match="got 0 sequences"):
         head_importance(small_model, repeating_batch[:0])
+
+
+def test_inference_mode_around_it_changes_nothing(build_model, repeating_batch):
+    """Not even where the tokens, or a mask, were made in it."""
+    model = build_model()
+    real = torch.ones_like(repeating_batch.loss_mask)
+    expected = head_importance(model, repeating_batch, attention_mask=real)
+    with torch.inference_mode():
+        batch = Batch(*(x.clone() for x in (repeating_batch.tokens, repeating_batch.loss_mask,
+                                            repeating_batch.sources)))  # fmt: skip
+        model(batch.tokens)
+        found = head_importance(model, batch, attention_mask=real.clone())
+        theirs = build_model()
+    np.testing.assert_array_equal(found["importance"], expected["importance"])
+    with pytest.raises(ValueError, match=r"weights must be made outside of torch.inference_mode"):
+        head_importance(theirs, repeating_batch)
+
+
+def test_interval_of_a_part_of_the_layer_is_one(small_model, repeating_batch):
+    """What it is divided by is resampled too: no end is above 1 or below 0, and no 0 is minus."""
+    for reduce in REDUCTIONS:
+        raw = head_importance(small_model, repeating_batch, reduce)
+        frame = head_importance(small_model, repeating_batch, reduce, "layer")
+        assert frame["unit"].unique().tolist() == ["parts of the layer's L2 norm"]
+        assert (frame["ci_high"] <= 1.0 + 1e-12).all()
+        assert (frame["ci_low"] < frame["ci_high"]).all()
+        assert not np.signbit(raw["ci_low"]).any()
+        assert not np.signbit(frame["ci_low"]).any()
+    one = head_importance(small_model, repeating_batch[:1], "batch", "layer")
+    assert one[["ci_low", "ci_high"]].isna().to_numpy().all()

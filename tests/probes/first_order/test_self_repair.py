@@ -189,5 +189,5 @@ def test_wrong_requests_are_refused(build_model, repeating_batch):
     ):
         repair_split(model, repeating_batch)
     wide = Reference(name="x", sha256="0", z=torch.zeros(2, 3, 3, 4))
-    with pytest.raises(ValueError, match="gates must cover every position, got 3 positions"):
+    with pytest.raises(ValueError, match="must cover every position, got 3"):
         repair_split(model, repeating_batch, ablation=Ablation(mode="mean", reference=wide))
