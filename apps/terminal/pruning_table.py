@@ -62,7 +62,7 @@ def say_removable(rows: Sequence[Row]) -> None:
     for row in rows:
         of.setdefault((metric_name(row), order_of(row)), {})[row["within"]] = row
     random = any(row["n_orders"] > 1 for row in rows)
-    of_them = "; of random orders the median (least to most)" if random else ""
+    of_them = " (random: median, range)" if random else ""
     say(f"heads that can go, of {rows[0]['n_heads']}, where held out is worse by at most{of_them}")
     say()
     say_table(

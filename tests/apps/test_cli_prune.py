@@ -136,7 +136,7 @@ def test_an_order_is_followed_until_so_many_heads_are_left(
     curve = pd.read_parquet(run.path / "curve" / "pruning.parquet")
     assert curve.attrs["chosen_by"] == "margin"
     assert re.search(r" median +least +largest$", printed, re.M)
-    assert "at most; of random orders the median (least to most)" in printed
+    assert "where held out is worse by at most (random: median, range)" in printed
     assert set(curve["order"]) == {"greedy", "random"}
     assert curve["seed"].dropna().nunique() == 3
     own = curve[(curve["order"] == "greedy") & (curve["metric"] == "margin")]
