@@ -25,6 +25,8 @@ Scale = Callable[..., np.ndarray]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FEW_STEPS = 40
 """Up to this many, steps of a curve are marked."""
+TOLERANCES = ("-", (0, (6, 3)), (0, (2, 2)))
+"""Dashes of the whole model's value, and of what is 1 % and 5 % worse."""
 TALLEST = 100.0
 """Where values spread over more than this factor, and none is 0, the axis is logarithmic."""
 
@@ -70,7 +72,7 @@ def plot_pruning_curve(
     ):
         own = own.sort_values("n_removed")
         colour = HEAD_COLOURS[place % len(HEAD_COLOURS)]
-        name = f"{order}, by {normalise}" if normalise else str(order)
+        name = str(order) if normalise in ("", "none") else f"{order}, by {normalise}"
         ax.plot(
             own["n_removed"], scale(own["held_out"]), color=colour,
             linewidth=max(1.4, 3.8 - 0.6 * place),  # where lines meet, the first ones show around
@@ -99,15 +101,13 @@ def plot_pruning_curve(
 
 
 def draw_tolerances(ax: Axes, metric: str, baseline: float, scale: Scale) -> None:
-    """Draw the whole model's value, and what would be 1 % and 5 % worse, named on their lines."""
+    """Draw the whole model's value, and what would be 1 % and 5 % worse, each in its dashes."""
     (better,) = (each.better for each in get_metrics([metric]))
     way = -1.0 if better == "higher" else 1.0
     levels = scale(baseline + way * np.array([0.0, *WITHIN]) * abs(baseline))
-    for level in levels:
-        ax.axhline(level, color=INK, linewidth=0.8, linestyle=(0, (5, 3)), gid="within", zorder=2)
     of_loss = "" if scale is np.asarray else " in loss"
-    ax.annotate(
-        f"the whole model, 1 % and 5 % worse{of_loss}", (0.99, levels[-1]),
-        xycoords=("axes fraction", "data"), xytext=(0, 4 * way), textcoords="offset points",
-        fontsize=8, color=MUTED, ha="right", va="bottom" if way > 0 else "top",
-    )  # fmt: skip
+    names = ["the whole model", *(f"{100 * share:g} % worse{of_loss}" for share in WITHIN)]
+    for name, level, dashes in zip(names, levels, TOLERANCES, strict=True):
+        ax.axhline(
+            level, color=INK, linewidth=0.9, linestyle=dashes, gid="within", label=name, zorder=2
+        )

@@ -72,6 +72,17 @@ def test_tolerances_are_on_the_worse_side_of_the_whole_model(metric, levels):
     ax = plots.plot_pruning_curve(curve(), metric=metric)
     found = [np.asarray(line.get_ydata())[0] for line in ax.lines if line.get_gid() == "within"]
     np.testing.assert_allclose(found, levels)
+    lines = [line for line in ax.lines if line.get_gid() == "within"]
+    assert [line.get_label() for line in lines] == ["the whole model", "1 % worse", "5 % worse"]
+    assert len({line.get_linestyle() + str(line._dash_pattern) for line in lines}) == 3
+    assert not ax.texts  # nothing is written across the lines
+
+
+def test_only_a_normalisation_is_named():
+    for normalise, name in (("none", "greedy (2 at 1 %)"), ("layer", "greedy, by layer (")):
+        frame = curve()
+        frame.loc[frame["order"] == "greedy", "normalise"] = normalise
+        assert str(named(plots.plot_pruning_curve(frame), "greedy").get_label()).startswith(name)
 
 
 def test_perplexity_is_the_exponential_of_the_loss():
