@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
 from matplotlib.axes import Axes
 
 from lab.naming import unknown_name
@@ -56,14 +57,17 @@ def plot_first_order(
     ax.scatter(
         exact, estimate, s=42, color=BLUE, edgecolor="white", linewidth=0.6, gid="heads", zorder=3
     )
-    ax.axline((0, 0), slope=1, color=MUTED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=2)
+    ax.axline(
+        (0, 0), slope=1, color=MUTED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=2,
+        label="equal to the exact change",
+    )  # fmt: skip
     ax.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
     ax.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
     most = {int(i) for values in (exact, estimate) for i in np.argsort(-np.abs(values))[:named]}
-    names = head_names(frame)
-    for place in sorted(most):
+    names, points = head_names(frame), np.stack([exact, estimate], axis=1)
+    for near in neighbours(points, sorted(most)):
         ax.annotate(
-            names[place], (exact[place], estimate[place]), xytext=(5, 3),
+            "\n".join(names[place] for place in near), tuple(points[near[0]]), xytext=(5, 3),
             textcoords="offset points", fontsize=8, color=INK,
         )  # fmt: skip
     row = agreement[agreement["estimator"] == ESTIMATORS[column]].iloc[0]
@@ -77,6 +81,26 @@ def plot_first_order(
     exactly = change_label(metric, unit)
     ax.set_xlabel(f"exact {exactly}" if signed else f"size of the exact {exactly}", color=INK)
     ax.set_ylabel(f"estimated {exactly}" if signed else f"|d {metric} / d gate|", color=INK)
+    # Numbers in full: a power of ten in the corner of an axis is overlooked.
+    ax.xaxis.set_major_formatter("{x:.3g}")
+    ax.yaxis.set_major_formatter("{x:.3g}")
+    ax.legend(loc="best", fontsize=8, frameon=False)
     ax.margins(0.12)
     tidy(ax)
     return ax
+
+
+def neighbours(points: Float64[np.ndarray, "head 2"], places: list[int]) -> list[list[int]]:
+    """Return points that are named, those together whose names would lie on each other."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    # What a name of four letters takes of a figure of this size.
+    room = np.array([0.09, 0.04]) * np.where(high > low, high - low, 1.0)
+    found: list[list[int]] = []
+    for place in places:
+        for group in found:
+            if (np.abs(points[place] - points[group[0]]) < room).all():
+                group.append(place)
+                break
+        else:
+            found.append([place])
+    return found

@@ -44,3 +44,17 @@ def test_dots_are_heads_and_sizes_have_no_sign(column, dots, title):
 def test_unknown_estimate_is_told():
     with pytest.raises(ValueError, match="unknown estimate 'estimates'; choose from estimate, gra"):
         plots.plot_first_order(HEADS, AGREEMENT, column="estimates")
+
+
+def test_heads_on_one_spot_share_a_name_and_the_line_is_told():
+    heads = pd.concat([HEADS, HEADS.tail(1).assign(head=3, delta=0.01)], ignore_index=True)
+    heads["estimate"] *= 1e-7
+    ax = plots.plot_first_order(heads, AGREEMENT)
+    assert [text.get_text() for text in ax.texts] == ["L0H0", "L0H1", "L0H2\nL0H3"]
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["equal to the exact change"]
+    ax.figure.canvas.draw()
+    assert ax.yaxis.get_offset_text().get_text() == ""
+    ticks = [label.get_text() for label in ax.get_yticklabels()]
+    assert all(tick == "0" or tick[-2:] in ("07", "08") for tick in ticks)
