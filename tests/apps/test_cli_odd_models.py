@@ -39,7 +39,7 @@ def odd_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, flags in MODELS.items():
             assert main(["train", "copy", "--name", name, *SMALL.split(), *flags.split()]) == 0
         for name, heads in (("half", "L0H0,L0H1"), ("nothing", "L0H0,L0H1,L1H0,L1H1")):
-            assert main(["prune", "tied", "--heads", heads, "--name", name, *FEW]) == 0
+            assert main(["prune", "tied", "--heads", heads, "--out", name, *FEW]) == 0
     return home
 
 
@@ -57,7 +57,7 @@ def test_every_command_works(name: str, headlab: Headlab) -> None:
         ("ablate", name, *FEW),
         ("ablate", name, *FEW, "--heads", head, "--mode", "mean"),
         ("generate", name, prompt, "--ablate", head),
-        ("prune", name, *FEW, "--heads", head, "--mode", "mean", "--name", f"{name}-less"),
+        ("prune", name, *FEW, "--heads", head, "--mode", "mean", "--out", f"{name}-less"),
         ("probe", f"{name}-less", *FEW),
         ("runs",),
     ):
