@@ -191,10 +191,19 @@ def answers_of_a_task(subject: Subject, chosen: Input, batch: "Batch") -> Scored
 
 
 def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
-    """Return a person's prompts, scored on every token but the first; padding counts nowhere."""
+    """Return a person's prompts, scored on every token but the first; padding counts nowhere.
+
+    Raises:
+        ValueError: No prompt has a second token.
+    """
     from probes.reading.reads import as_batch
 
     batch = real_rows(as_batch(tokens), chosen.attention_mask)
+    if not bool(batch.loss_mask.any()):
+        raise ValueError(
+            "some prompt must have two tokens, the second to be predicted, got "
+            f"{counted(len(batch), 'prompt')} of one token; give longer ones"
+        )
     return ScoredInput(
         batch=batch,
         description=chosen.description,

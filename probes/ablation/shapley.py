@@ -116,7 +116,7 @@ def shapley_values(
             "metric": metric.name,
             "mode": ablation.mode,
             **row,
-            "n_sequences": len(swept.totals),
+            "n_sequences": swept.n_sequences,
             "unit": metric.unit,
         }
         for i, metric in enumerate(swept.metrics)
@@ -236,7 +236,7 @@ def value_rows(
     values = plan.weights @ means
     low, high = bootstrap_interval(totals @ plan.weights.T, counts, seed=seed)
     drawn = np.stack([order @ means for order in plan.orders])
-    error = np.zeros(len(values))
+    error = np.where(np.isnan(values), np.nan, 0.0)
     if len(drawn) > 1:
         error = drawn.std(axis=0, ddof=1) / math.sqrt(len(drawn))
     sizes = plan.chosen.sum(axis=1)

@@ -123,3 +123,10 @@ def test_too_many_heads_are_refused_in_a_line(build_model, repeating_batch):
         shapley_values(model, repeating_batch, [])
     with pytest.raises(ValueError, match="unknown head 'L4H0'"):
         shapley_values(model, repeating_batch, [(4, 0)])
+
+
+def test_where_nothing_is_scored_no_number_is_known(small_model, repeating_batch):
+    frame = shapley_values(small_model, repeating_batch.tokens[:, :1], [(0, 1), (1, 2)])
+    numbers = frame[["value", "ci_low", "ci_high", "std_error", "alone", "last", "joint"]]
+    assert numbers.isna().all(axis=None)
+    assert set(frame["n_sequences"]) == {0}
