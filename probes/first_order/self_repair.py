@@ -106,7 +106,7 @@ def repair_split(
             "metric": metric.name,
             "mode": ablation.mode,
             "norm": norm,
-            "n_sequences": len(counts),
+            "n_sequences": int(np.count_nonzero(counts[:, 0])),
             "unit": metric.unit,
             **split(baseline[:, j], runs[:, places[heads], i, :, j], counts[:, j], metric, seed),
         }
@@ -183,12 +183,12 @@ def paths_of(runs: SequenceRuns, sets: list[HeadSet], fill: int) -> Runs:
         runs.baseline[:, None, None], (len(runs.batch), len(NORMS), 2, len(request.metrics))
     )
     found = np.repeat(nothing[:, None], len(sets), axis=1)
-    if not moved:
+    clean = runs.scored_stream(whole.rows)
+    if not moved or not len(clean):
         return found
     gates = None
     if any(heads[-1][0] > layer for heads in sets):
         gates = repeated(request.gates([sets[i] for i in moved], fill), len(runs.batch))
-    clean = runs.scored_stream(whole.rows)
     for i, ablated in zip(moved, edited_rows(whole, layer, edits, gates), strict=True):
         direct = clean + runs.scored_stream(written_edit(request, whole, sets[i], fill))
         for path, edited in enumerate((direct, runs.scored_stream(ablated))):

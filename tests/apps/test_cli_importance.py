@@ -44,7 +44,8 @@ def test_estimates_stand_beside_exact_ablations(
     rows, shown = json_rows(study.heads), table(out)
     assert [cells[0] for cells in shown] == ["L0H0", "L0H1", "L1H0", "L1H1"]
     for row, cells in zip(rows, shown, strict=True):
-        assert cells[1] == f"{row['delta']:+.4f}"
+        assert cells[1][0] == ("-" if row["delta"] < 0 else "+")
+        assert float(cells[1]) == pytest.approx(row["delta"], rel=0.05)
         assert cells[3:5] == [f"{row['estimate']:.3g}", f"{row['importance']:.3g}"]
     for row, cells in zip(json_rows(study.agreement), table(out, 1), strict=True):
         assert cells[0] == row["estimator"]
@@ -70,6 +71,14 @@ def test_a_preview_takes_no_ablation_and_what_it_was_asked_for(
     batch = get_task("reversal", length=4, n_symbols=8).sample(50, seed=0, split="test")
     frame = head_importance(model, batch, "token", "layer", metric[1])
     assert [cells[1] for cells in table(out)] == [f"{x:.3g}" for x in frame["importance"]]
+
+
+def test_one_sequence_has_no_interval_and_what_was_asked_for_is_compared(headlab: Headlab) -> None:
+    asked = ("--sequences", "1", "--reduce", "batch", "--normalise", "param")
+    code, out, _ = headlab("importance", "tiny", *asked)
+    assert code == 0
+    assert {cells[-1] for cells in table(out)} == {"-"}
+    assert "importance by batch / param" in [cells[0] for cells in table(out, 1)]
 
 
 @pytest.mark.parametrize(

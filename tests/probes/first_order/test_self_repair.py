@@ -1,5 +1,7 @@
 """Direct and total effects by hooks, with the last norm's scale frozen by a hook and free."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -191,3 +193,11 @@ def test_wrong_requests_are_refused(build_model, repeating_batch):
     wide = Reference(name="x", sha256="0", z=torch.zeros(2, 3, 3, 4))
     with pytest.raises(ValueError, match="must cover every position, got 3"):
         repair_split(model, repeating_batch, ablation=Ablation(mode="mean", reference=wide))
+
+
+def test_nothing_scored_has_no_numbers_and_no_warning(build_model, repeating_batch):
+    nothing = dataclasses.replace(
+        repeating_batch, loss_mask=torch.zeros_like(repeating_batch.loss_mask)
+    )
+    frame = repair_split(build_model(), nothing)
+    assert frame[["baseline", "direct", "total", "repair"]].isna().all(axis=None)
