@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from probes.labels.rules import Cuts
     from probes.labels.study import label_heads, label_study
     from probes.pruning.curves import pruning_curve, random_band, removable
-    from probes.pruning.removing import prune_heads
+    from probes.pruning.hard_concrete import learn_gates
+    from probes.pruning.pruned_run import export_pruned_model
+    from probes.pruning.removing import certify, prune_heads
     from probes.pruning.survivors import survivor_labels
     from probes.reading.inputs import content_control, repeated_batch, repeated_pair
     from probes.registry import get_probe, probe_names
@@ -49,6 +51,7 @@ __all__ = [
     "FilmSettings",
     "FilmWriter",
     "ablation_sweep",
+    "certify",
     "composition_scores",
     "content_control",
     "copying_scores",
@@ -56,6 +59,7 @@ __all__ = [
     "entropy_profile",
     "estimated_ablations",
     "estimated_patches",
+    "export_pruned_model",
     "feeder_scores",
     "film_checkpoints",
     "find_onsets",
@@ -70,6 +74,7 @@ __all__ = [
     "label_groups",
     "label_heads",
     "label_study",
+    "learn_gates",
     "logit_attribution",
     "logit_lens",
     "mean_reference",
@@ -98,6 +103,7 @@ WHERE = {
     "FilmSettings": "probes.film.writer",
     "FilmWriter": "probes.film.writer",
     "ablation_sweep": "probes.ablation.table",
+    "certify": "probes.pruning.removing",
     "composition_scores": "probes.feeders.composition",
     "content_control": "probes.reading.inputs",
     "copying_scores": "probes.writing.copying",
@@ -105,6 +111,7 @@ WHERE = {
     "entropy_profile": "probes.attention.entropy",
     "estimated_ablations": "probes.first_order.attribution_patching",
     "estimated_patches": "probes.first_order.attribution_patching",
+    "export_pruned_model": "probes.pruning.pruned_run",
     "feeder_scores": "probes.feeders.scores",
     "film_checkpoints": "probes.film.frames",
     "find_onsets": "probes.film.frames",
@@ -119,6 +126,7 @@ WHERE = {
     "label_groups": "probes.ablation.redundancy",
     "label_heads": "probes.labels.study",
     "label_study": "probes.labels.study",
+    "learn_gates": "probes.pruning.hard_concrete",
     "logit_attribution": "probes.borrowed.attribution",
     "logit_lens": "probes.borrowed.lens",
     "mean_reference": "probes.ablation.table",

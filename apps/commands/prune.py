@@ -16,7 +16,7 @@ from apps.subject import Subject, open_subject, require_heads
 from apps.terminal.progress_bars import progress_bar
 from apps.terminal.pruning_table import say_curve, say_removable
 from lab.config import require_whole
-from lab.naming import quoted
+from lab.naming import counted, quoted
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
@@ -254,6 +254,9 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
     band = json_rows(tables["random_band"]) if "random_band" in tables else []
     own = [row for row in rows if row["order"] == form.order and row["seed"] in (None, form.seed)]
     say_curve(own, [row for row in band if row["metric"] == metric])
+    if shared := curve.attrs["shared_sequences"]:
+        say()
+        say(f"{counted(shared, 'held-out sequence')} also among those that it was chosen on")
     say()
     say_removable(json_rows(tables["removable"]))
 

@@ -18,7 +18,7 @@ import pandas as pd
 from lab.config import require, require_number, require_seed, require_whole
 from lab.gates import Reference, whole_numbers
 from lab.model import HookedGPT
-from lab.naming import counted, head_label, unknown_name
+from lab.naming import head_label, unknown_name
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, get_metrics
@@ -96,7 +96,8 @@ def pruning_curve(
             importance), "iterative" (that, scored anew after each step), "learned" (gates that a
             penalty closes), "worst-first" (one-shot, reversed), "oracle" (the best of all sets, up
             to 9 heads), "random"; or several of them.
-        held_out: Other sequences, to report on.
+        held_out: Other sequences, to report on; attrs["shared_sequences"] counts those that are in
+            `batch` too.
         steps: How many heads are gone at each point, ascending; None: every number of them, of
             more than 40 heads 20 numbers. Fewer steps make a greedy or iterative order coarser,
             because all heads of a step are chosen at once.
@@ -118,7 +119,7 @@ def pruning_curve(
             and learned gates are found anew.
 
     Raises:
-        ValueError: An unknown name, steps out of range, a sequence in both batches, sequences
+        ValueError: An unknown name, steps out of range, the same sequences twice, sequences
             without a scored row, a reference that cannot be folded in, or the ledger of another
             request.
     """
@@ -135,7 +136,7 @@ def pruning_curve(
     x = probe_input(model, held_out)
     require_scored(model, selection, "the selection")
     require_scored(model, others, "held_out")
-    require_others(selection, others)
+    shared = shared_sequences(selection, others)
     named = names_of(metrics)
     curve_metrics(named)  # says what is wrong before any work
     (chosen_by,) = curve_metrics([metric or metric_for(model, selection)])
@@ -158,6 +159,7 @@ def pruning_curve(
     about = {
         **provenance(model, x.tokens),
         "selection_sha256": digest(selection.tokens.cpu().contiguous().numpy().tobytes()),
+        "shared_sequences": shared,
         "chosen_by": chosen_by.name,
         "penalty": penalty,
         "bootstrap_seed": seed,
@@ -196,15 +198,22 @@ def require_scored(model: HookedGPT, batch: Batch, what: str) -> None:
     require_answers(batch, model.config.vocab_out)
 
 
-def require_others(selection: Batch, held_out: Batch) -> None:
-    """Raise ValueError if a sequence that is reported on is one that an order is chosen by."""
-    chosen = {tuple(row) for row in selection.tokens.tolist()}
-    both = sum(tuple(row) in chosen for row in held_out.tokens.tolist())
-    if both:
+def shared_sequences(selection: Batch, held_out: Batch) -> int:
+    """Count the sequences that are reported on though the order is chosen by the same tokens.
+
+    Of a small task there may be some in any two draws.
+
+    Raises:
+        ValueError: The two are the same.
+    """
+    chosen, reported = selection.tokens.tolist(), held_out.tokens.tolist()
+    if chosen == reported:
         raise ValueError(
-            "held_out must be other sequences than those of the selection, got "
-            f"{counted(both, 'sequence')} of the same tokens; draw them from another split"
+            "held_out must be other sequences than those of the selection, got the same ones; "
+            "draw them from another split"
         )
+    known = {tuple(row) for row in chosen}
+    return sum(tuple(row) in known for row in reported)
 
 
 def curve_metrics(names: Iterable[str]) -> tuple[Metric, ...]:

@@ -419,11 +419,11 @@ def test_what_is_refused(
 def test_the_same_sequences_twice_and_too_many_heads(
     model: HookedGPT, batch: Batch, held_out: Batch, build_model: Callable[..., HookedGPT]
 ) -> None:
-    for shared in (batch, batch[3:5]):
-        n = len(shared)
-        message = rf"held_out must be other sequences .* got {n} sequences of the same tokens"
-        with pytest.raises(ValueError, match=message):
-            pruning_curve(model, batch, held_out=shared)
+    with pytest.raises(ValueError, match=r"held_out must be other sequences .* the same ones"):
+        pruning_curve(model, batch, held_out=batch)
+    for other, shared in ((batch[3:5], 2), (held_out, 0)):
+        curve = pruning_curve(model, batch, "random", held_out=other, seeds=1, steps=[1])
+        assert curve.attrs["shared_sequences"] == shared
     wide = build_model(n_heads=6)
     with pytest.raises(ValueError, match=r"tried must be at most 9; take another order.* got 12"):
         pruning_curve(wide, batch, "oracle", held_out=held_out)

@@ -89,6 +89,12 @@ def one_useful_head() -> tuple[HookedGPT, Batch]:
     return model, Batch(tokens, mask, torch.full((12, 8, 1), -1))
 
 
+def test_the_way_of_the_gates_is_public() -> None:
+    import probes
+
+    assert probes.learn_gates is learn_gates
+
+
 def test_only_the_head_that_pays_stays(one_useful_head: tuple[HookedGPT, Batch]) -> None:
     model, batch = one_useful_head
     before = {name: value.clone() for name, value in model.state_dict().items()}
