@@ -66,9 +66,8 @@ def pair_effects(
     """
     require_seed(seed)
     ablation = Ablation() if ablation is None else ablation
-    config = model.config
-    known = [(layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)]
-    chosen = known if heads is None else list(HeadGates.ablate(heads, like=model).heads)
+    everyone = model.config.heads()
+    chosen = everyone if heads is None else HeadGates.ablate(heads, like=model).heads
     if not 2 <= len(chosen) <= MOST_HEADS:
         raise ValueError(
             f"heads to pair must be 2 to {MOST_HEADS}, got {counted(len(chosen), 'head')}; name "

@@ -137,7 +137,7 @@ def first_order_study(
             "metric": found.metric.name,
             "mode": ablation.mode,
             "n_heads": n_heads,
-            "n_sequences": len(found.counts),
+            "n_sequences": found.n_sequences,
             "unit": "rank correlation",
         }
         for each in estimators(found, importance, model.config, reduce, normalise)

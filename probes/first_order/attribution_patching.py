@@ -203,7 +203,7 @@ def estimate_columns(
         "ci_low": low,
         "ci_high": high,
         "grad_drop": without,
-        "n_sequences": np.full(n, len(found.counts)),
+        "n_sequences": np.full(n, found.n_sequences),
         "unit": np.full(n, found.metric.unit),
     }
 

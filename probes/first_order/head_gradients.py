@@ -57,6 +57,11 @@ class GateGradients:
     counts: Float64[np.ndarray, " sequence"]
     """Scored rows."""
 
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences have a row that is scored."""
+        return int(np.count_nonzero(self.counts))
+
 
 @torch.inference_mode(False)
 def gate_gradients(

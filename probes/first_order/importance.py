@@ -100,7 +100,7 @@ def head_importance(
             "gradient": mean_over_rows(found.signed, found.counts),
             "gradient_ci_low": low,
             "gradient_ci_high": high,
-            "n_sequences": np.full(n, len(found.counts)),
+            "n_sequences": np.full(n, found.n_sequences),
             "unit": np.full(n, unit_of(found.metric.unit, normalise)),
         },
         IMPORTANCE,

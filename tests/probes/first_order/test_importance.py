@@ -10,12 +10,15 @@ from torch.nn import functional as F
 from lab.gates import GateTensors
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
+from probes.first_order.agreement import first_order_study
+from probes.first_order.attribution_patching import estimated_ablations
 from probes.first_order.importance import (
     NORMALISATIONS,
     REDUCTIONS,
     head_importance,
     head_parameters,
 )
+from probes.first_order.self_repair import repair_split
 from probes.pruning.removing import count_parameters, prune_heads
 from probes.schemas.cause import IMPORTANCE
 
@@ -246,3 +249,20 @@ def test_interval_of_a_part_of_the_layer_is_one(small_model, repeating_batch):
         assert not np.signbit(frame["ci_low"]).any()
     one = head_importance(small_model, repeating_batch[:1], "batch", "layer")
     assert one[["ci_low", "ci_high"]].isna().to_numpy().all()
+
+
+def test_sequences_without_a_scored_row_are_not_counted(small_model, repeating_batch):
+    """The column means the same in every table: sequences that a number is of."""
+    rows = repeating_batch.loss_mask.clone()
+    rows[3:] = False
+    batch = dataclasses.replace(repeating_batch, loss_mask=rows)
+    study = first_order_study(small_model, batch)
+    tables = (
+        head_importance(small_model, batch),
+        estimated_ablations(small_model, batch),
+        repair_split(small_model, batch, [[(0, 1)]]),
+        study.heads,
+        study.agreement,
+    )
+    for frame in tables:
+        assert set(frame["n_sequences"]) == {3}
