@@ -140,7 +140,7 @@ def head_redundancy(
             "mode": ablation.mode,
             "baseline": float(swept.means()[0, 0]),
             **row,
-            "n_sequences": len(swept.totals),
+            "n_sequences": swept.n_sequences,
             "unit": swept.metrics[0].unit,
         }
         for name, heads in named.items()

@@ -270,7 +270,7 @@ def test_an_interrupted_command_goes_on_when_it_is_given_again(
         "headlab: stopped; what is done is kept, and the same command goes on from there "
         f"({folder})\n"
     )
-    assert len(list(folder.glob("chunk-*.npy"))) == 2
+    assert len(list(folder.glob("chunk-*.npz"))) == 2
     runs: list[int] = []
 
     def counted(self: SequenceRuns, chunk: Chunk) -> np.ndarray:

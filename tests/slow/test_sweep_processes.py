@@ -67,7 +67,7 @@ def test_two_processes_share_a_sweep_and_its_ledger(tmp_path):
     run(tmp_path / "two", tmp_path / "ledger", processes=2)
     for rank in range(2):
         np.testing.assert_allclose(np.load(tmp_path / f"two{rank}.npy"), whole, atol=1e-6)
-    chunks = sorted((tmp_path / "ledger").glob("chunk-*.npy"))
+    chunks = sorted((tmp_path / "ledger").glob("chunk-*.npz"))
     assert len(chunks) == len(told) - 1 >= 8
     written = {path: path.stat().st_mtime_ns for path in chunks}
     run(tmp_path / "again", tmp_path / "ledger")  # another number of processes goes on with it
@@ -95,7 +95,7 @@ def test_killed_at_random_moments_a_sweep_resumes_to_the_same_bits(tmp_path):
         time.sleep(draw.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        found = len(list(ledger.glob("chunk-*.npy")))
+        found = len(list(ledger.glob("chunk-*.npz")))
         assert found > kept
         kept = found
     run(tmp_path / "resumed", ledger)
