@@ -115,4 +115,4 @@ def test_the_importance_that_was_asked_for_is_compared(
     exact = spearmanr(own.to_numpy(), study.heads["delta"].abs().to_numpy()).statistic
     assert row["spearman"] == pytest.approx(exact)
     plain = first_order_study(small_model, repeating_batch, reduce=reduce, normalise="none")
-    assert not plain.agreement["estimator"].str.contains("/").any()
+    assert not any("/" in name for name in plain.agreement["estimator"])
