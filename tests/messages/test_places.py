@@ -32,7 +32,8 @@ FULL = (
 @pytest.fixture(scope="module", autouse=True)
 def quick_reports() -> Iterator[None]:
     """Reports of empty figures over numbers that are measured once: what is written counts here."""
-    names = ("labels", "heads", "stripes", "spectrum", "attention", "entropy", "ablation")
+    read = ("labels", "heads", "stripes", "spectrum", "attention", "entropy", "ablation")
+    names = (*read, "joint", "shapley", "first_order", "pruning")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             report, "draw_figures", lambda *_: {name: plots.new_figure(1.0, 1.0) for name in names}
