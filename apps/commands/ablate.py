@@ -12,6 +12,7 @@ from apps.commands.arguments import (
     HELP_WIDTH,
     check_out,
     fill_in,
+    gives,
     listed,
     refuse_beside,
     require_named,
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 ABOUT = f"""
 Switch heads off and measure what breaks: each head and each layer in turn, some
 heads together (--heads), every pair of some (--pairs), or the heads of each
-label together and one by one (--groups).
+label together and one by one (--groups). An interrupted command goes on where it
+stopped when it is given again.
 
   headlab ablate reversal
   headlab ablate reversal --heads L0H1 L0H3 --mode mean
@@ -59,7 +61,8 @@ modes, and what an ablated head writes:
 {listed(MODES)}
 
 {fill(LOWER_BOUND, HELP_WIDTH)}
-Look at whole layers, --pairs and --groups before calling a head useless.
+Look at whole layers, --pairs and --groups before calling a head useless. Whole
+layers are left out of a model of over 100 heads, unless --layers is given.
 """
 
 
@@ -100,6 +103,8 @@ class AblateForm(SubjectForm):
     """Ablate every pair of the heads: what do both cost beyond the sum?"""
     groups: bool = False
     """Ablate the heads of each label together, alone and last: which stand in for which?"""
+    layers: bool = False
+    """Ablate whole layers, too, in a model of any size."""
     all_heads: bool = False
     """Show every row of a large table."""
 
@@ -110,7 +115,13 @@ def run_ablate(arguments: list[str]) -> int:
     require_named(arguments, "--heads", form.heads, "L0H1")
     require_named(arguments, "--metrics", form.metrics, "loss")
     if form.groups:
-        refuse_beside(arguments, "--groups", ("--pairs", "--heads"))
+        refuse_beside(arguments, "--groups", ("--pairs", "--heads", "--layers", "--all-heads"))
+    elif form.pairs:
+        refuse_beside(arguments, "--pairs", ("--layers",))
+    elif form.heads:
+        refuse_beside(arguments, "--heads", ("--layers", "--all-heads"))
+    if form.groups or form.pairs:
+        require_one_metric(arguments, form)
     heads = parse_heads(form.heads)
     form.check_numbers()
     out = None if form.out is None else check_out(form.out)
@@ -125,11 +136,21 @@ def run_ablate(arguments: list[str]) -> int:
     with long_work("ablating", *asked, device=subject.model.W_E.device) as work:
         frame = measured(form, subject, chosen, ablation, heads, **work)
     say_heading(subject.title, [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)])
-    say_rows(form, frame, chosen.task)
+    say_rows(form, frame, chosen.task, subject.n_heads)
     if out is not None:
         facts = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
         write_and_say(out, {str(frame.attrs["table"]): frame}, drawn(form, frame), facts)
     return 0
+
+
+def require_one_metric(arguments: Sequence[str], form: AblateForm) -> None:
+    """Raise ValueError for metrics that would be ignored: pairs and groups are measured by one."""
+    if gives(arguments, "--metrics") and len(form.metrics) > 1:
+        asked = "--groups" if form.groups else "--pairs"
+        raise ValueError(
+            f"--metrics must be one with {asked}, got {' '.join(form.metrics)}; "
+            f"write --metrics {form.metrics[0]}"
+        )
 
 
 def measured(
@@ -143,13 +164,14 @@ def measured(
     """Return the table that was asked for."""
     from probes.ablation.pairs import pair_effects
     from probes.ablation.redundancy import head_redundancy
-    from probes.ablation.table import ablation_sweep
+    from probes.ablation.table import MOST_HEADS_WITH_LAYERS, ablation_sweep
 
     model, batch = subject.model, chosen.batch
     work |= {"seed": form.seed}
     if form.groups:
+        few = subject.n_heads <= MOST_HEADS_WITH_LAYERS  # 2^9 runs a group of a large one
         return head_redundancy(
-            model, batch, ablation=ablation, metric=form.metrics[0], every_set=True, **work
+            model, batch, ablation=ablation, metric=form.metrics[0], every_set=few, **work
         )
     if form.pairs:
         return pair_effects(
@@ -163,18 +185,19 @@ def measured(
         donors=ablation.donors,
         value=ablation.value,
         sets=[heads] if heads else None,
+        whole_layers=True if form.layers else None,
         metrics=form.metrics,
         **work,
     )
 
 
-def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None) -> None:
+def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None, n_heads: int) -> None:
     """Print the table that was asked for, and how it is to be read."""
     from probes.tables import json_rows
 
     rows = json_rows(frame)
     if form.groups:
-        say_groups(rows, task)
+        say_groups(rows, task, n_heads)
     elif form.pairs:
         say_pairs(rows, everything=form.all_heads)
     elif form.heads:
@@ -184,6 +207,8 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None) -> None:
     if not (form.groups or form.pairs):
         say()
         say(LOWER_BOUND)
+    if not (form.groups or form.pairs or form.heads) and frame["head"].notna().all():
+        say("Whole layers were left out, as of every model of over 100 heads: --layers")
 
 
 def drawn(form: AblateForm, frame: "pd.DataFrame") -> "dict[str, Figure]":

@@ -18,6 +18,9 @@ FEW_HEADS = 32
 TOP = 20
 """Rows that are shown of a large table."""
 
+SMALL = 0.001
+"""Changes below this are written with a power of ten: four decimals would hide them."""
+
 LOWER_BOUND = (
     "A single head's change is a lower bound of what it does: another head may stand in for it."
 )
@@ -58,13 +61,14 @@ def say_sweep(rows: Sequence[Row], *, everything: bool = False) -> None:
     if len(shown) < len(sets):
         hidden = grouped(len(sets) - len(shown))
         say()
-        say(
-            f"the {TOP} heads of the largest change, and all layers; {hidden} more with --all-heads"
-        )
+        layers = ", and all layers" if len(singles) < len(sets) else ""
+        say(f"the {TOP} heads of the largest change{layers}; {hidden} more with --all-heads")
 
 
 def say_set(rows: Sequence[Row]) -> None:
     """Print every metric of the whole model beside the same without one set of heads."""
+    say(f"ablated together: {rows[0]['heads'].replace(',', ', ')}")
+    say()
     lines = [
         [metric_title(row), number(row["baseline"]), number(row["ablated"]), *change(row)]
         for row in rows
@@ -81,6 +85,8 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
         everything: Whether all pairs are shown.
     """
     shown = rows if everything else rows[:TOP]
+    say(f"{changes_of(rows[0])}; sorted by the size of what is beyond the sum")
+    say()
     lines = [
         [
             f"{head_label(row['layer'], row['head'])} "
@@ -97,20 +103,23 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
         say(f"the {TOP} largest of {counted(len(rows), 'pair')}; the others with --all-heads")
 
 
-def say_groups(rows: Sequence[Row], task: str | None) -> None:
+def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
     """Print what groups of heads cost together, beside as many others, and each head's verdict.
 
     Args:
         rows: Rows of the redundancy table.
         task: The task that the model was read on, if it was: its own heads bear its name.
+        n_heads: Heads of the model, of which those without a label stand in no group.
     """
     groups = [row for row in rows if row["head"] is None]
+    say(changes_of(rows[0]))
+    say()
     titles = ["together", "95 % interval", "sum of\nsingle ones", "as many\nothers"]
     say_table(
         ["group", "heads", *titles, "of the\nsame layers"],
         [
             [
-                shown_label(row["group"], task),
+                group_name(row["group"], task),
                 f"{len(row['heads'].split(','))}",
                 signed(row["delta"]),
                 interval(row),
@@ -128,7 +137,7 @@ def say_groups(rows: Sequence[Row], task: str | None) -> None:
         [
             [
                 head_label(row["layer"], row["head"]),
-                shown_label(row["group"], task),
+                group_name(row["group"], task),
                 signed(row["delta"]),
                 interval(row),
                 signed(row["last"]),
@@ -139,6 +148,29 @@ def say_groups(rows: Sequence[Row], task: str | None) -> None:
         ],
         words=(0, 1, 3, 5),
     )
+    left_out = n_heads - sum(row["head"] is not None for row in rows)
+    if left_out:
+        say()
+        say(f"{counted(left_out, 'head')} of {n_heads} without a label of a group: not tried here")
+
+
+def changes_of(row: Row) -> str:
+    """Say what the numbers of a table are changes of.
+
+    >>> changes_of({"metric": "loss", "unit": "nats"})
+    'numbers are changes of loss (nats)'
+    """
+    return f"numbers are changes of {metric_title(row)}"
+
+
+def group_name(group: str, task: str | None) -> str:
+    """Name a group as tables and figures do, and beside it as people say it.
+
+    >>> group_name("sources", "reversal"), group_name("first", "reversal")
+    ('sources (reversal)', 'first')
+    """
+    said = shown_label(group, task)
+    return group if said == group else f"{group} ({said})"
 
 
 def without(row: Row) -> str:
@@ -165,8 +197,16 @@ def interval(row: Row) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Write a change with its sign; a missing one as a dash."""
-    return "-" if value is None else f"{value:+.4f}"
+    """Write a change with its sign; a missing one as a dash, and no small one as 0.
+
+    >>> signed(-0.25), signed(-0.00001234), signed(0.0)
+    ('-0.2500', '-1.2e-05', '0')
+    """
+    if value is None:
+        return "-"
+    if not value:
+        return "0"
+    return f"{value:+.1e}" if abs(value) < SMALL else f"{value:+.4f}"
 
 
 def number(value: float | None) -> str:

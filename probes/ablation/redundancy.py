@@ -81,9 +81,9 @@ def head_redundancy(
     The verdict of a head: needed, its own ablation hurts; redundant, it can go alone but not with
     its twins: in a model without others of its group, its ablation hurts; useless, it can go in all
     that was tried, and so can its group; unresolved, it can go alone and last, but the group
-    cannot go: other orders were not tried (see `every_set`). An ablation hurts where the metric
-    gets worse by more than the tolerance and its 95 % interval excludes 0. Of a group: needed or
-    useless.
+    cannot go: other orders were not tried (see `every_set`), or no row was scored. An ablation
+    hurts where the metric gets worse by more than the tolerance and its 95 % interval excludes 0.
+    Of a group: needed, useless or, where no row was scored, unresolved.
 
     Args:
         model: A HookedGPT.
@@ -114,7 +114,7 @@ def head_redundancy(
         mask = None if attention_mask is None else attention_mask.expand_as(as_batch(batch).tokens)
         groups = label_groups(label_heads(model, batch, attention_mask=mask, seed=seed))
     named = checked_groups(model, groups)
-    pool = [(i, head) for i in range(model.config.n_layers) for head in model.config.heads_of(i)]
+    pool = model.config.heads()
     beside = {
         name: draw_matched_sets(heads, pool, controls, seed=seed) for name, heads in named.items()
     }
@@ -259,7 +259,7 @@ class Study:
                 "control_high": max(others, default=math.nan),
                 "n_controls": len(others),
                 "control_in_layers": share_in_layers(beside, heads),
-                "verdict": "needed" if self.hurts(heads) else "useless",
+                "verdict": self.verdict_of(heads),
             }
         ]
         values = self.values(heads) if every_set else np.full(len(heads), math.nan)
@@ -292,8 +292,20 @@ class Study:
         rows = value_rows(plan, self.swept.totals[:, runs, 0], self.swept.counts[:, 0], self.seed)
         return np.array([row["value"] for row in rows])
 
+    def verdict_of(self, heads: HeadSet) -> Verdict:
+        """Say whether a group can go."""
+        if not self.is_known(heads):
+            return "unresolved"
+        return "needed" if self.hurts(heads) else "useless"
+
+    def is_known(self, heads: HeadSet) -> bool:
+        """Tell whether there is a number: none without a scored row, nor of NaN weights."""
+        return bool(self.swept.counts[:, 0].sum() and np.isfinite(self.changes(heads, ())).all())
+
     def verdict(self, head: Head, rest: HeadSet, every_set: bool) -> Verdict:
         """Say whether a head can go, and with whom; see `head_redundancy`."""
+        if not self.is_known((head,)):
+            return "unresolved"
         if self.hurts((head,)):
             return "needed"
         sizes = range(1, len(rest) + 1) if every_set else [len(rest)]

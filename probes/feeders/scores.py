@@ -109,9 +109,10 @@ def feeder_scores(
     0.1), or over random sets of as many of them, from the layers beside where a layer has too few.
 
     feeds: the lower end of the drop's interval is half of the target's score or more, and the
-    control's drop a quarter of that at most; none where that cannot be told. Beside stand composition scores, by the weights alone;
-    see `probes.feeders.composition`. A head that the whole model rests on feeds its induction heads
-    too: one that they read themselves has a K score well above chance as well.
+    control's drop a quarter of that at most; none where that cannot be told. Beside stand
+    composition scores, by the weights alone; see `probes.feeders.composition`. A head that the
+    whole model rests on feeds its induction heads too: one that they read themselves has a K score
+    well above chance as well.
 
     Args:
         model: A HookedGPT.

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lab.naming import head_label, unknown_name
+from lab.naming import counted, head_label, unknown_name
 from probes.ablation.metrics import METRICS
 from probes.plots.bars import FEW_BARS, WIDEST, change_label, of_metric
 from probes.plots.canvas import (
@@ -111,14 +111,15 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
         if np.isfinite(value):
             end = np.nanmax([value, high]) if value >= 0 else np.nanmin([value, low])
             ax.annotate(
-                f"{value:+.2g}", (place, bottoms[place] + end), xytext=(0, 4 if value >= 0 else -4),
+                f"{value:+.2g}" if value else "0", (place, bottoms[place] + end),
+                xytext=(0, 4 if value >= 0 else -4),
                 textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
                 fontsize=9, color=INK,
             )  # fmt: skip
     labels = [
         "sum of\nsingles",
         "all\ntogether",
-        f"as many others\n(mean of {whole['n_controls']})",
+        f"as many others,\nmean of {counted(int(whole['n_controls']), 'set')}",
     ]
     ax.set_xticks(places, [*head_names(heads), *labels], rotation=0 if few else 90)
     if not few:

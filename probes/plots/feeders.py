@@ -39,8 +39,8 @@ def plot_feeders(
 ) -> Axes:
     """Draw what one induction head loses without each earlier head, the largest losses on top.
 
-    Orange bars are heads that feed it, pale ones may or may not, diamonds the mean of the controls, whiskers 95 % intervals;
-    the dotted line is all that the head has to lose.
+    Orange bars are heads that feed it, pale ones may or may not, diamonds the mean of the controls,
+    whiskers 95 % intervals; the dotted line is all that the head has to lose.
 
     Args:
         frame: The table of feeder_scores.

@@ -14,6 +14,8 @@ from probes.registry import get_probe
 
 FEW_COLUMNS = 16
 """Up to this many heads, cells have room for their numbers."""
+PALE = "#c9ced6"
+"""Grey that can be read on a dark ground."""
 MANY_CELLS = 64
 """Beyond this many, a signed scale ends before the largest number."""
 
@@ -127,9 +129,12 @@ def draw_signed(
     bar = ax.figure.colorbar(
         mesh, ax=ax, shrink=0.8, extend="both" if largest > most else "neither"
     )
+    written = grid.shape[1] <= FEW_COLUMNS
+    if written and doubtful is not None and bool(np.any(doubtful)):
+        label += "\ngrey numbers: the interval holds 0"
     bar.set_label(label, color=INK)
     bar.ax.tick_params(length=0, colors=INK)
-    if grid.shape[1] > FEW_COLUMNS:
+    if not written:
         return
     form = ".2f" if largest >= 0.095 else ".3f" if largest >= 0.0095 else ".0e"
     for (row, column), value in np.ndenumerate(values):
@@ -143,5 +148,5 @@ def draw_signed(
                 ha="center",
                 va="center",
                 fontsize=10 if grid.shape[1] <= 9 else 7,
-                color=MUTED if faint else ink_on(ground),
+                color=(MUTED if ink_on(ground) == INK else PALE) if faint else ink_on(ground),
             )

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from apps.terminal.ablation_table import signed
 from lab.checkpoint import load_model
 from lab.config import ModelConfig
 from lab.evaluation import Evaluation, evaluate
@@ -65,7 +66,7 @@ def metrics(result: Evaluation) -> list[str]:
 
 
 def interval(row: Mapping[str, float]) -> str:
-    return f"{row['ci_low']:+.4f} to {row['ci_high']:+.4f}"
+    return f"{signed(row['ci_low'])} to {signed(row['ci_high'])}"
 
 
 @pytest.mark.parametrize("written", [("L0H0", "L0H1"), ("L0H1,L0H0",)])
@@ -76,14 +77,15 @@ def test_some_heads_together_stand_beside_the_whole_model(
     assert (code, err) == (0, "")
     assert out.startswith("tiny: reversal of length 4, step 60\n")
     assert "zero: a head writes zeros" in out
+    assert "ablated together: L0H0, L0H1\n" in out
     model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
     gates = HeadGates.ablate([(0, 0), (0, 1)], like=model)
     whole, ablated = evaluate(model, batch), evaluate(model, batch, gates=gates)
     shown = table(out)
     assert [row[0] for row in shown.values()] == metrics(whole)
     assert [row[1] for row in shown.values()] == metrics(ablated)
-    assert shown["loss (nats)"][2] == f"{ablated.loss - whole.loss:+.4f}"
-    assert shown["exact-match"][2] == f"{ablated.exact_match - whole.exact_match:+.4f}"
+    assert shown["loss (nats)"][2] == signed(ablated.loss - whole.loss)
+    assert shown["exact-match"][2] == signed(ablated.exact_match - whole.exact_match)
     frame = ablation_sweep(model, batch, sets=[[(0, 0), (0, 1)]])
     assert [row[3] for row in shown.values()] == [interval(row) for row in json_rows(frame)]
 
@@ -99,13 +101,32 @@ def test_without_heads_each_is_left_out_in_turn(headlab: Headlab, tiny_home: Pat
     assert shown["nothing"] == [f"{whole.loss:.4f}", "-", "-", *metrics(whole)[1:]]
     for name, gone in {"L0H1": [(0, 1)], "all of layer 0": [(0, 0), (0, 1)]}.items():
         left = evaluate(model, batch, gates=HeadGates.ablate(gone, like=model))
-        change = f"{left.loss - whole.loss:+.4f}"
+        change = signed(left.loss - whole.loss)
         assert [*shown[name][:2], *shown[name][3:]] == [
             metrics(left)[0],
             change,
             *metrics(left)[1:],
         ]
     assert "lower bound" in out
+
+
+def test_whole_layers_of_a_large_model_are_asked_for(
+    headlab: Headlab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.ablation.table.MOST_HEADS_WITH_LAYERS", 3)
+    without, given = (headlab("ablate", "tiny", *FEW, *flag)[1] for flag in ((), ("--layers",)))
+    assert list(table(without)) == ["nothing", "L0H0", "L0H1", "L1H0", "L1H1"]
+    assert "Whole layers were left out" in without
+    assert "all of layer 1" in table(given)
+    assert "left out" not in given
+    asked = {}
+    monkeypatch.setattr(
+        "probes.ablation.redundancy.head_redundancy",
+        lambda *_, **given: asked.update(given) or 1 / 0,
+    )
+    with pytest.raises(ZeroDivisionError):
+        headlab("ablate", "tiny", *FEW, "--groups")
+    assert asked["every_set"] is False
 
 
 def test_modes_differ_and_say_what_the_head_writes(headlab: Headlab, tiny_home: Path) -> None:
@@ -145,6 +166,7 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
     frame = pair_effects(
         load_model(tiny_home / "tiny"), unseen(tiny_home, 50), [(0, 0), (0, 1), (1, 1)]
     )
+    assert "numbers are changes of loss (nats); sorted by" in out
     shown = table(out)
     names = [
         f"L{row['layer']}H{row['head']} L{row['other_layer']}H{row['other_head']}"
@@ -154,7 +176,7 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
     assert names[0] == "L0H0 L0H1"
     numbers = json_rows(frame)[0]
     names = ("first", "second", "joint", "interaction")
-    expected = [*(f"{numbers[name]:+.4f}" for name in names), interval(numbers)]
+    expected = [*(signed(numbers[name]) for name in names), interval(numbers)]
     assert shown["L0H0 L0H1"] == expected
 
 
@@ -163,6 +185,9 @@ def test_groups_say_which_heads_stand_in_for_which(headlab: Headlab, tiny_home: 
     assert (code, err) == (0, "")
     frame = head_redundancy(load_model(tiny_home / "tiny"), unseen(tiny_home, 50), every_set=True)
     verdicts = {row["heads"]: row["verdict"] for row in json_rows(frame) if row["head"] is None}
+    assert "numbers are changes of loss (nats)\n" in out
+    n_labelled = int(frame["head"].notna().sum())
+    assert (f"{4 - n_labelled} head" in out) == (n_labelled < 4)  # the others are not passed over
     groups, heads = table(out), table(out, 1)
     assert len(groups) == len(verdicts)
     for row in json_rows(frame):
@@ -228,6 +253,9 @@ def test_what_is_printed_is_written(
     [
         ("tiny --groups --pairs", "--pairs must be left out with --groups; give one of the two"),
         ("tiny --groups --heads L0H0", "--heads must be left out with --groups; give one of the"),
+        ("tiny --groups --all-heads", "--all-heads must be left out with --groups; give one of"),
+        ("tiny --heads L0H0 --layers", "--layers must be left out with --heads; give one of the"),
+        ("tiny --pairs --metrics margin loss", "--metrics must be one with --pairs, got margin lo"),
         ("tiny --pairs --heads L0H0", "heads to pair must be 2 to 64, got 1 head; name the ones"),
         ("tiny --value 2", "value must be a number from 0 to 1, got 2.0"),
         ("tiny --metrics", "--metrics must name at least one, got none; write --metrics loss, or"),

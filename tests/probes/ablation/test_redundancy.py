@@ -13,6 +13,7 @@ import torch
 from lab.evaluation import evaluate
 from lab.gates import HeadGates
 from lab.naming import parse_head
+from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.matched_sets import draw_matched_sets
 from probes.ablation.redundancy import Change, head_redundancy, label_groups
@@ -105,6 +106,15 @@ def test_two_of_three_that_are_enough_hide_from_one_and_from_all_but_one():
     every = head_redundancy(model, batch, groups, metric="exact_match", every_set=True)
     assert set(every["verdict"].iloc[1:]) == {"redundant"}
     np.testing.assert_allclose(every["value"].iloc[1:], -1.0 / 3.0, atol=1e-12)
+
+
+def test_nothing_is_claimed_where_nothing_is_scored():
+    model, batch = planted(COPY, COPY, DEAD, MARK)
+    blank = Batch(batch.tokens, torch.zeros_like(batch.loss_mask), batch.sources)
+    for every_set in (False, True):
+        frame = head_redundancy(model, blank, {"a": [(0, 0), (0, 1)]}, every_set=every_set)
+        assert frame["delta"].isna().all()
+        assert frame["verdict"].tolist() == ["unresolved"] * 3
 
 
 def test_numbers_are_those_of_the_gated_model(small_model, repeating_batch):

@@ -40,7 +40,11 @@ def test_numbers_are_the_changes_and_doubtful_ones_are_grey():
     ax = plots.plot_effects(frame, metric="margin")
     assert [text.get_text() for text in ax.texts] == ["0.50", "0.00", "0.25"]
     assert [text.get_color() == MUTED for text in ax.texts] == [False, False, True]
-    assert ax.figure.axes[1].get_ylabel() == "change in margin\n(nats; orange is worse)"
+    assert ax.figure.axes[1].get_ylabel() == (
+        "change in margin\n(nats; orange is worse)\ngrey numbers: the interval holds 0"
+    )
+    dark = plots.plot_effects(effects([0.5, -0.5]))  # the ground of the second is navy
+    assert [text.get_color() for text in dark.texts][1] not in (MUTED, "white")
     small = plots.plot_effects(effects([2e-4, 1e-5]))
     assert [text.get_text() for text in small.texts] == ["2e-04", "1e-05"]
 
@@ -75,7 +79,7 @@ def test_singles_stand_on_each_other_beside_their_sum_and_the_joint_effect():
     assert ax.patches[3].get_facecolor() == matplotlib.colors.to_rgba(ORANGE)
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels == [
-        "L0H0", "L0H1", "sum of\nsingles", "all\ntogether", "as many others\n(mean of 8)"
+        "L0H0", "L0H1", "sum of\nsingles", "all\ntogether", "as many others,\nmean of 8 sets"
     ]  # fmt: skip
     (whiskers,) = (c for c in ax.collections if c.get_gid() == "whiskers")
     ends = [np.asarray(path.vertices)[:, 1].tolist() for path in whiskers.get_paths()]
