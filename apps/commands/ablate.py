@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 ABOUT = f"""
 Switch heads off and measure what breaks: each head and each layer in turn, some
 heads together (--heads), every pair of some (--pairs), or the heads of each
-label together and one by one (--groups). An interrupted command goes on where it
-stopped when it is given again.
+label together and one by one (--groups). An interrupted command goes on where
+it stopped when it is given again.
 
   headlab ablate reversal
   headlab ablate reversal --heads L0H1 L0H3 --mode mean

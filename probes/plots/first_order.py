@@ -19,6 +19,9 @@ ESTIMATORS = {
 }
 """Columns of estimates, and what the table of agreement calls them."""
 
+DOT, NAME = 0.02, (0.1, 0.05)
+"""What a dot, and a name of four letters, take of a figure of this size."""
+
 
 def plot_first_order(
     frame: pd.DataFrame,
@@ -65,9 +68,10 @@ def plot_first_order(
     ax.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
     most = {int(i) for values in (exact, estimate) for i in np.argsort(-np.abs(values))[:named]}
     names, points = head_names(frame), np.stack([exact, estimate], axis=1)
-    for near in neighbours(points, sorted(most)):
+    for near, on_the_left in named_spots(points, sorted(most)):
         ax.annotate(
-            "\n".join(names[place] for place in near), tuple(points[near[0]]), xytext=(5, 3),
+            "\n".join(names[place] for place in near), tuple(points[near[0]]),
+            xytext=(-5 if on_the_left else 5, 3), ha="right" if on_the_left else "left",
             textcoords="offset points", fontsize=8, color=INK,
         )  # fmt: skip
     row = agreement[agreement["estimator"] == ESTIMATORS[column]].iloc[0]
@@ -90,17 +94,25 @@ def plot_first_order(
     return ax
 
 
-def neighbours(points: Float64[np.ndarray, "head 2"], places: list[int]) -> list[list[int]]:
-    """Return points that are named, those together whose names would lie on each other."""
+def named_spots(
+    points: Float64[np.ndarray, "head 2"], places: list[int]
+) -> list[tuple[list[int], bool]]:
+    """Return points that are named, those together that lie on one spot, and on which side.
+
+    On the left where another one stands so near on the right that the name would lie on it.
+    """
     low, high = points.min(axis=0), points.max(axis=0)
-    # What a name of four letters takes of a figure of this size.
-    room = np.array([0.09, 0.04]) * np.where(high > low, high - low, 1.0)
+    shares = (points - low) / np.where(high > low, high - low, 1.0)
     found: list[list[int]] = []
     for place in places:
-        for group in found:
-            if (np.abs(points[place] - points[group[0]]) < room).all():
-                group.append(place)
-                break
+        same = [near for near in found if np.abs(shares[place] - shares[near[0]]).max() < DOT]
+        if same:
+            same[0].append(place)
         else:
             found.append([place])
-    return found
+    firsts = shares[[near[0] for near in found]]
+    spots = []
+    for near, (x, y) in zip(found, firsts, strict=True):
+        beside = (firsts[:, 0] > x) & (firsts[:, 0] < x + NAME[0])
+        spots.append((near, bool((beside & (np.abs(firsts[:, 1] - y) < NAME[1])).any())))
+    return spots
