@@ -7,6 +7,9 @@ PROBES = (
     "sources, sources_plus_1, sources_plus_2 (did you mean 'first'?)"
 )
 RUN = "unknown run 'tiyn'; choose from tiny (did you mean 'tiny'?)"
+MODEL = (
+    "unknown run or model 'tiyn'; choose from smollm2-135m-instruct, tiny (did you mean 'tiny'?)"
+)
 HEAD = "unknown head 'L0H2'; choose from L0H0, L0H1 (did you mean 'L0H1'?)"
 STEP = "step must be one with a checkpoint (0, 2, 4), got 3"
 
@@ -14,10 +17,10 @@ STEP = "step must be one with a checkpoint (0, 2, 4), got 3"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("ablate tiyn", RUN),
+        ("ablate tiyn", MODEL),
         ("generate tiyn abc", RUN),
         ("report tiyn", RUN),
-        ("prune tiyn --heads L0H0", RUN),
+        ("prune tiyn --heads L0H0", MODEL),
         ("probe tiny --probes first frist", PROBES),
         ("generate tiny abc --ablate L0H2", HEAD),
         ("prune tiny --heads L0H2", HEAD),
@@ -97,7 +100,7 @@ def test_a_folder_from_elsewhere_is_named_as_it_is(home, tmp_path, refusal) -> N
     assert refusal("report", "nothing") == "unknown run 'nothing'; choose from a\\nb, tiny"
     (tmp_path / "notes").mkdir()
     assert refusal("probe", str(tmp_path / "notes")) == (
-        "what is probed must be a run, a model's name (smollm2-135m-instruct), a folder with "
+        "WHAT must be a run, a model's name (smollm2-135m-instruct), a folder with "
         "config.json or a GGUF file, got the folder '<tmp>/notes' without config.json; "
         "`headlab runs` lists the runs"
     )
