@@ -154,25 +154,25 @@ def documentation(subject: Subject, n: int) -> ScoredInput:
     )
 
 
-def said_twice(subject: Subject, n: int, seed: int) -> ScoredInput:
+def said_twice(subject: Subject, n: int, seed: int, *, longest: int | None = None) -> ScoredInput:
     """Return random tokens said twice, scored on the second copy."""
     n_others = max(n, DONORS)
-    asked = repeats(subject, n, seed)
+    asked = repeats(subject, n, seed, longest=longest)
     return ScoredInput(
         batch=asked.batch(),
         description=asked.description,
         rows=f"{asked.block - 1} rows each: those that predict the second copy from its 2nd token",
         task=None,
-        reference=repeats(subject, n_others, seed + 1).batch(),
+        reference=repeats(subject, n_others, seed + 1, longest=longest).batch(),
         reference_name=f"{counted(n_others, 'repeated sequence')} of seed {seed + 1}",
     )
 
 
-def repeats(subject: Subject, n: int, seed: int) -> "PairedInput":
-    """Draw random tokens said twice, long enough to measure a loss on the second copy."""
+def repeats(subject: Subject, n: int, seed: int, *, longest: int | None = None) -> "PairedInput":
+    """Draw random tokens said twice; unless told otherwise long enough to measure a loss on."""
     from probes.reading.inputs import LONGEST_SCORED_BLOCK, repeated_pair
 
-    longest = LONGEST_SCORED_BLOCK
+    longest = LONGEST_SCORED_BLOCK if longest is None else longest
     return repeated_pair(subject.model, n_sequences=n, longest=longest, seed=seed)
 
 

@@ -107,16 +107,18 @@ def run_feeders(arguments: list[str]) -> int:
         return 0
     require_heads(subject, [*targets, *heads])
     n = REPEATED_SEQUENCES if form.sequences is None else form.sequences
-    chosen = said_twice(subject, n, form.seed)
-    ablation = ablation_of(subject, chosen, form.mode)
     from probes.feeders.scores import feeder_scores
+    from probes.reading.inputs import LONGEST_BLOCK
     from probes.tables import json_rows
+
+    chosen = said_twice(subject, n, form.seed, longest=LONGEST_BLOCK)
+    ablation = ablation_of(subject, chosen, form.mode)
 
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
     with long_work("ablating earlier heads", *asked, device=subject.model.W_E.device) as work:
         frame = feeder_scores(
             subject.model,
-            repeats(subject, n, form.seed),
+            repeats(subject, n, form.seed, longest=LONGEST_BLOCK),
             targets=targets or None,
             feeders=heads or None,
             ablation=ablation,
