@@ -49,10 +49,10 @@ def test_the_command_names_them_in_less_than_five_minutes(
     assert len(singles["heads"].unique()) == 9 * singles["target_layer"].max()
     joint = frame[frame["head"].isna()]
     assert len(joint) == len(frame.groupby(["target_layer", "target_head"])) >= 5
-    # All heads that look back, together: no induction head keeps more than a tenth of its score.
-    # As many others cost much too, since some of them carry the whole model: see their loss.
-    assert (joint["ablated"] < 0.12 * joint["baseline"]).all()
-    assert (joint["ci_low"] > joint["control"]).all()
+    # All heads that look back, together: no induction head keeps more than an eighth of its score,
+    # and as many others leave it alone.
+    assert (joint["ablated"] < 0.125 * joint["baseline"]).all()
+    assert joint["feeds"].all() and (joint["control"] < 0.25 * joint["drop"]).all()
     of_one = singles[(singles["target_layer"] == 17) & (singles["target_head"] == 3)]
     row: Any = of_one[of_one["heads"] == "L16H0"].iloc[0]
     assert row["feeds"] and row["previous"] > 0.8
