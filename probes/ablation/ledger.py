@@ -1,13 +1,13 @@
-"""The ledger of a sweep: a folder of its finished chunks, so that an interrupted one goes on.
+"""The ledger of long work: a folder of its finished parts, so that what is interrupted goes on.
 
-`manifest.json` says whose ledger it is, down to what the last bit of a result depends on; a chunk
-is one small array. What is interrupted loses the chunk that it was at, and nothing else.
+`manifest.json` says whose ledger it is, down to what the last bit of a result depends on; a part
+is one small array. What is interrupted loses the part that it was at, and nothing else.
 """
 
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,36 @@ import torch
 from torch import Tensor
 
 from lab.durable import atomic_write, hold, one_clear_error, read_json, remove_leftovers, to_json
-from lab.runtime import Processes, on_main
+from lab.model import HookedGPT
+from lab.partial_pass import can_be_entered
+from lab.runtime import Processes, on_main, versions
 
 MANIFEST = "manifest.json"
 
 
-class SweepLedger:
-    """Results of chunks by number; without a folder it keeps nothing."""
+class Ledger:
+    """Results of parts by name; without a folder it keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         """Take the folder, which has a manifest already; see `open_ledger`."""
         self.folder = folder
 
-    def read(self, number: int, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Return what a chunk gave; None: it has not been done, or must be done again.
+    def kept(
+        self, name: str, shape: tuple[int, ...], compute: Callable[[], np.ndarray]
+    ) -> np.ndarray:
+        """Return what a part gave, which is computed and kept unless it has been done."""
+        found = self.read(name, shape)
+        if found is None:
+            found = compute()
+            self.write(name, found)
+        return found
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Return what a part gave, float64; None: it has not been done, or must be done again.
 
         A file that is damaged, or of another shape, is no result: it is written anew.
         """
-        path = self.path(number)
+        path = self.path(name)
         if path is None or not path.exists():
             return None
         try:
@@ -45,36 +57,40 @@ class SweepLedger:
             return None
         return found if found.shape == shape and found.dtype == np.float64 else None
 
-    def write(self, number: int, totals: np.ndarray) -> None:
-        """Keep what a chunk gave."""
-        path = self.path(number)
+    def write(self, name: str, totals: np.ndarray) -> None:
+        """Keep what a part gave."""
+        path = self.path(name)
         if path is not None:
             buffer = io.BytesIO()
             np.savez(buffer, totals=totals)
             atomic_write(path, buffer.getvalue())
 
-    def path(self, number: int) -> Path | None:
-        """Return the file of a chunk."""
-        return None if self.folder is None else self.folder / f"chunk-{number:06d}.npz"
+    def path(self, name: str) -> Path | None:
+        """Return the file of a part."""
+        return None if self.folder is None else self.folder / f"{name}.npz"
+
+    def inner(self, name: str) -> Path | None:
+        """Return the folder of a part that is a sweep, with a ledger of its own."""
+        return None if self.folder is None else self.folder / name
 
 
 @contextmanager
 def open_ledger(
     folder: Path | None, manifest: Mapping[str, Any], processes: Processes
-) -> Iterator[SweepLedger]:
-    """Open a ledger, or begin one, and keep other sweeps out of it meanwhile.
+) -> Iterator[Ledger]:
+    """Open a ledger, or begin one, and keep other processes' work out of it meanwhile.
 
     Args:
         folder: Where it is; None: nothing is kept.
         manifest: Plain data that says what the results are of.
-        processes: The first of them writes the manifest; each keeps its own chunks.
+        processes: The first of them writes the manifest; each keeps its own parts.
 
     Raises:
         ValueError: The ledger is another request's, or in use.
         OSError: The place cannot be written.
     """
     if folder is None:
-        yield SweepLedger(None)
+        yield Ledger(None)
         return
 
     def begin() -> int:
@@ -85,11 +101,11 @@ def open_ledger(
 
     on_main(processes, begin)
     if not processes.is_main:
-        yield SweepLedger(folder)
+        yield Ledger(folder)
         return
     with hold(folder):
         remove_leftovers(folder)
-        yield SweepLedger(folder)
+        yield Ledger(folder)
 
 
 def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -109,12 +125,12 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     except ValueError:
         raise ValueError(
             f"the manifest of a ledger must be whole, got damage in {str(path)!r}; delete the "
-            f"folder {str(folder)!r}, and the sweep begins anew"
+            f"folder {str(folder)!r}, and the work begins anew"
         ) from None
     others = [key for key in plain if found.get(key) != plain[key]]
     if others:
         raise ValueError(
-            f"a ledger must be of the very same sweep, got one with another {others[0]} in "
+            f"a ledger must be of the very same work, got one with another {others[0]} in "
             f"{str(folder)!r}; choose another folder"
         )
 
@@ -125,3 +141,34 @@ def tensor_digest(*tensors: Tensor) -> str:
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def known_by(model: HookedGPT, *tokens: Tensor) -> dict[str, Any]:
+    """Return what the bits of any result depend on, as plain data for a manifest.
+
+    Args:
+        model: What is measured.
+        tokens: What it is measured on.
+
+    Raises:
+        ValueError: The model has hooks, or parts of another class: weights do not say what it does.
+    """
+    if not can_be_entered(model):
+        raise ValueError(
+            "a model whose sweep is kept in a ledger must be a plain HookedGPT without hooks, as "
+            f"a ledger knows it by its weights, got a {type(model).__name__} with hooks or parts "
+            "of another class; take them off, or pass ledger=None"
+        )
+    device = model.W_E.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return {
+        "model": tensor_digest(*model.state_dict().values()),
+        "config": model.config.to_dict(),
+        "tokens": tensor_digest(*tokens),
+        "threads": torch.get_num_threads(),
+        "device": str(model.W_E.device),
+        "dtype": str(model.W_E.dtype),
+        "autocast": None if autocast is None else str(autocast),
+        "precision": torch.get_float32_matmul_precision(),
+        "versions": versions(),
+    }

@@ -19,11 +19,10 @@ from lab.gates import Donors, HeadGates, Reference, check_fill
 from lab.inputs import checked_mask
 from lab.model import HookedGPT
 from lab.naming import quoted
-from lab.partial_pass import can_be_entered
-from lab.runtime import Processes, sum_over, versions
+from lab.runtime import Processes, sum_over
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
-from probes.ablation.ledger import SweepLedger, open_ledger, tensor_digest
+from probes.ablation.ledger import Ledger, known_by, open_ledger, tensor_digest
 from probes.ablation.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
 from probes.ablation.runs import (
     Fill,
@@ -207,12 +206,6 @@ def sweep_sets(
         attention_mask=attention_mask,
         memory=memory,
     )
-    if ledger is not None and not can_be_entered(model):
-        raise ValueError(
-            "a model whose sweep is kept in a ledger must be a plain HookedGPT without hooks, as "
-            f"a ledger knows it by its weights, got a {type(model).__name__} with hooks or parts "
-            "of another class; take them off, or pass ledger=None"
-        )
     manifest = {} if ledger is None else manifest_of(request, ablation)
     with open_ledger(ledger, manifest, processes) as kept:
         totals = swept_totals(request, kept, processes, progress)
@@ -277,7 +270,7 @@ def sweep_request(
 
 @torch.no_grad()
 def swept_totals(
-    request: Request, ledger: SweepLedger, processes: Processes, progress: Progress | None
+    request: Request, ledger: Ledger, processes: Processes, progress: Progress | None
 ) -> RunTotals:
     """Compute this process's chunks, or read them, and return all processes' totals."""
     chunks = list(enumerate(planned(request)))
@@ -287,13 +280,14 @@ def swept_totals(
     runs: SequenceRuns | None = None
     for number, chunk in mine:
         shape_of_chunk = (chunk.sequences[1] - chunk.sequences[0], len(chunk.sets), shape[2])
-        found = ledger.read(number, shape_of_chunk)
+        name = f"chunk-{number:06d}"
+        found = ledger.read(name, shape_of_chunk)
         if found is None:
             if runs is None or runs.sequences != chunk.sequences:
                 runs = None  # before the next ones take as much memory
                 runs = SequenceRuns(request, chunk.sequences)
             found = runs.totals(chunk)
-            ledger.write(number, found)
+            ledger.write(name, found)
         sums[slice(*chunk.sequences), list(chunk.sets)] += found
         done += len(chunk.sets)
         if progress is not None:
@@ -305,25 +299,15 @@ def swept_totals(
 
 def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
     """Return what the bits of a sweep's results depend on, as plain data."""
-    batch, model = request.batch, request.model
-    device = model.W_E.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    batch = request.batch
     real = () if request.real is None else (request.real,)
     return {
-        "model": tensor_digest(*model.state_dict().values()),
-        "config": model.config.to_dict(),
-        "tokens": tensor_digest(batch.tokens, batch.loss_mask, *real),
+        **known_by(request.model, batch.tokens, batch.loss_mask, *real),
         "sets": digest(repr(request.sets).encode()),
         "ablation": ablation.to_dict(),
         "fills": tensor_digest(*(fill for fill in request.fills if fill is not None)),
         "metrics": [metric.name for metric in request.metrics],
         "chunks": [[*chunk.sequences, len(chunk.sets)] for chunk in planned(request)],
-        "threads": torch.get_num_threads(),
-        "device": str(model.W_E.device),
-        "dtype": str(model.W_E.dtype),
-        "autocast": None if autocast is None else str(autocast),
-        "precision": torch.get_float32_matmul_precision(),
-        "versions": versions(),
     }
 
 
