@@ -100,4 +100,4 @@ def test_killed_at_random_moments_a_sweep_resumes_to_the_same_bits(tmp_path):
         kept = found
     run(tmp_path / "resumed", ledger)
     assert (tmp_path / "resumed.npy").read_bytes() == whole
-    assert {path.suffix for path in ledger.iterdir()} == {".npy", ".json"}
+    assert {path.suffix for path in ledger.iterdir()} == {".npz", ".json"}
