@@ -31,9 +31,9 @@ class Evaluation:
     token_accuracy: float
     """Share of answer tokens that got the largest logit."""
     exact_match: float
-    """Share of sequences with every answer token right."""
+    """Share of those sequences with every answer token right."""
     n_sequences: int
-    """Sequences looked at."""
+    """Sequences with an answer token."""
 
 
 def answer_loss(
@@ -70,11 +70,15 @@ def evaluate(
         chunk: Sequences in one forward pass; changes memory and speed, not the result.
 
     Raises:
-        ValueError: The batch is empty.
+        ValueError: No row of the batch counts.
     """
     require_whole("chunk", chunk, 1)
-    if len(batch) == 0:
-        raise ValueError("a batch to evaluate must have at least 1 sequence, got none")
+    answered = batch.loss_mask.any(dim=1)
+    if not bool(answered.any()):
+        raise ValueError(
+            "a batch to evaluate must have at least 1 row that counts, got none in "
+            f"{len(batch)} sequences; give sequences with an answer, marked in loss_mask"
+        )
     device = next(model.parameters(), batch.tokens).device
     loss, right_tokens, right_sequences, n_rows = 0.0, 0, 0, 0
     with torch.no_grad(), eval_mode(model):
@@ -83,15 +87,17 @@ def evaluate(
             part = batch[rows].to(device)
             logits = model(part.tokens, gates=_gates_of(gates, rows))
             loss += _row_losses(logits, part).sum(dtype=torch.float64).item()
-            right = (logits.argmax(dim=-1) == _targets(part)) | ~part.loss_mask
-            right_tokens += int((right & part.loss_mask).sum())
-            right_sequences += int(right.all(dim=1).sum())
+            right = (logits.argmax(dim=-1) == _targets(part)) & part.loss_mask
+            right_tokens += int(right.sum())
+            whole = (right == part.loss_mask).all(dim=1) & part.loss_mask.any(dim=1)
+            right_sequences += int(whole.sum())
             n_rows += int(part.loss_mask.sum())
+    n_sequences = int(answered.sum())
     return Evaluation(
         loss=loss / n_rows,
         token_accuracy=right_tokens / n_rows,
-        exact_match=right_sequences / len(batch),
-        n_sequences=len(batch),
+        exact_match=right_sequences / n_sequences,
+        n_sequences=n_sequences,
     )
 
 

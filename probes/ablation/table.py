@@ -19,11 +19,12 @@ from lab.gates import Donors, Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import head_label
 from lab.runtime import Processes
-from lab.shapes import GivenMask, HeadVectors, Tokens
+from lab.shapes import GivenMask, HeadVectors, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.ledger import tensor_digest
 from probes.ablation.metrics import DEFAULT_METRICS, MetricFunction
 from probes.ablation.sweep import MEMORY, Ablation, HeadSet, Progress, Swept, sweep_sets
+from probes.attention.targets import ProbeInput
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import model_device, observe_layers, probe_input, provenance, slices_of
 from probes.schemas.cause import ABLATION
@@ -208,13 +209,10 @@ def mean_reference(
         ValueError: Means per position, and a position that is padding in every sequence.
     """
     x = probe_input(model, batch, attention_mask=attention_mask)
-    real = torch.ones_like(x.tokens, dtype=torch.bool) if x.real is None else x.real.cpu()
+    real = real_of(x)
     counts = real.sum(dim=0).double()
-    if per_position and not bool(counts.all()):
-        raise ValueError(
-            "every position must be a real token of some sequence, got only padding at position "
-            f"{int(counts.argmin())}; take per_position=False or sequences of the full length"
-        )
+    if per_position:
+        require_real_positions(real, "take per_position=False or sequences of the full length")
     sums: dict[int, Float64[Tensor, "pos head d_head"]] = {}
 
     def observe(layer: int, reads: LayerReads) -> None:
@@ -241,19 +239,31 @@ def mean_reference(
     return Reference(name=name, sha256=fill_digest(model, of, x.tokens, real), z=z)
 
 
-def head_donors(model: HookedGPT, batch: Batch | Tokens, *, name: str = "donors") -> Donors:
+def head_donors(
+    model: HookedGPT,
+    batch: Batch | Tokens,
+    *,
+    name: str = "donors",
+    attention_mask: GivenMask | None = None,
+) -> Donors:
     """Return z of every head in each of some sequences, to fill the gaps of resample ablations.
 
     Take at least eight sequences, of the length of those that the ablation is measured on and of a
-    split of their own: one donor's effect says as much of the donor as of the head. Donors have no
-    padding: at it there would be nothing to fill a gap with.
+    split of their own: one donor's effect says as much of the donor as of the head.
 
     Args:
         model: A HookedGPT.
         batch: The donors.
         name: What tables call the set.
+        attention_mask: True at real tokens. What heads make of padding fills no gap: there, a donor
+            gives what the next donor with a real token at that position does.
+
+    Raises:
+        ValueError: A position that is padding in every donor.
     """
-    x = probe_input(model, batch)
+    x = probe_input(model, batch, attention_mask=attention_mask)
+    real = real_of(x)
+    require_real_positions(real, "give sequences of the full length")
     config = model.config
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     donors, n_pos = x.tokens.shape
@@ -266,9 +276,27 @@ def head_donors(model: HookedGPT, batch: Batch | Tokens, *, name: str = "donors"
         z[rows, layer, :, list(config.heads_of(layer))] = mixed.to("cpu", dtype)
 
     for part in slices_of(x, model_device(model)):
-        observe_layers(model, part.tokens, observe)
+        observe_layers(model, part.tokens, observe, part.real)
         first += len(part.tokens)
-    return Donors(name=name, sha256=fill_digest(model, "donors", x.tokens), z=z)
+    for donor, pos in (~real).nonzero().tolist():
+        after = real[:, pos].roll(-donor).int().argmax()
+        z[donor, :, pos] = z[(donor + after) % donors, :, pos]
+    return Donors(name=name, sha256=fill_digest(model, "donors", x.tokens, real), z=z)
+
+
+def real_of(x: ProbeInput) -> PositionMask:
+    """Return which tokens are real, on the CPU."""
+    return torch.ones_like(x.tokens, dtype=torch.bool).cpu() if x.real is None else x.real.cpu()
+
+
+def require_real_positions(real: PositionMask, remedy: str) -> None:
+    """Raise ValueError where a position is padding in every sequence."""
+    found = real.any(dim=0)
+    if not bool(found.all()):
+        raise ValueError(
+            "every position must be a real token of some sequence, got only padding at position "
+            f"{int(found.int().argmin())}; {remedy}"
+        )
 
 
 def fill_digest(model: HookedGPT, kind: str, *read: Tensor) -> str:

@@ -50,13 +50,14 @@ def naive(logits: torch.Tensor, batch: Batch) -> tuple[Evaluation, list[float]]:
                 ok.append(row.index(max(row)) == target)
         losses += own
         right += ok
-        exact.append(all(ok))
-        sequence_losses.append(sum(own) / len(own))
+        if own:
+            exact.append(all(ok))
+            sequence_losses.append(sum(own) / len(own))
     evaluation = Evaluation(
         loss=sum(losses) / len(losses),
         token_accuracy=sum(right) / len(right),
         exact_match=sum(exact) / len(exact),
-        n_sequences=len(batch),
+        n_sequences=len(exact),
     )
     return evaluation, sequence_losses
 
@@ -99,6 +100,18 @@ def test_sequences_with_different_numbers_of_rows_weigh_by_their_rows():
     assert answer_loss(model.logits, batch).item() == pytest.approx(want.loss, abs=1e-12)
 
 
+def test_a_sequence_without_a_row_that_counts_is_neither_right_nor_wrong():
+    task = Reversal(length=2, n_symbols=2)
+    batch = task.sample(20, seed=0)
+    batch.loss_mask[::3] = False
+    model = RecordedModel(batch, task.d_vocab)
+    want, _ = naive(model.logits, batch)
+    got = evaluate(model, batch, chunk=7)
+    assert dataclasses.asdict(got) == pytest.approx(dataclasses.asdict(want), abs=1e-12)
+    assert got.n_sequences == 13
+    assert 0 < got.exact_match < 1
+
+
 def test_only_the_rows_that_count_get_a_gradient():
     batch = Reversal(length=3).sample(4, seed=0)
     logits = torch.zeros(4, 8, 28, requires_grad=True)
@@ -136,10 +149,14 @@ def test_gates_reach_every_forward_pass():
 def test_nothing_to_measure_is_refused():
     batch = Reversal(length=2).sample(5, seed=0)
     model = RecordedModel(batch, 28)
-    with pytest.raises(
-        ValueError, match=r"^a batch to evaluate must have at least 1 sequence, got"
-    ):
-        evaluate(model, batch[:0])
+    batch.loss_mask[:2] = False
+    for nothing in (batch[:0], batch[:2]):
+        with pytest.raises(
+            ValueError,
+            match=r"^a batch to evaluate must have at least 1 row that counts, got none in "
+            rf"{len(nothing)} sequences; give",
+        ):
+            evaluate(model, nothing)
     with pytest.raises(ValueError, match=r"^chunk must be a whole number of at least 1, got 0$"):
         evaluate(model, batch, chunk=0)
 

@@ -84,9 +84,11 @@ def test_digest_tells_models_sequences_and_kinds_of_mean_apart(build_model):
         mean_reference(one, tokens.flip(0)),
         head_donors(one, tokens),
         head_donors(other, tokens),
+        head_donors(one, tokens, attention_mask=padded),
     ]
     assert len({fill.sha256 for fill in fills}) == len(fills)
     assert mean_reference(one, tokens, attention_mask=real).sha256 == fills[0].sha256
+    assert head_donors(one, tokens, attention_mask=real).sha256 == fills[5].sha256
 
 
 def test_padding_is_in_no_mean(build_model):
@@ -108,6 +110,27 @@ def test_padding_is_in_no_mean(build_model):
     with pytest.raises(ValueError, match=r"must be a real token of some seq.* at position 0; take"):
         mean_reference(model, tokens, attention_mask=real)
     mean_reference(model, tokens, attention_mask=real, per_position=False)
+
+
+def test_at_its_padding_a_donor_gives_what_the_next_real_one_does(build_model):
+    model = build_model(positional_embedding_type="rotary")
+    tokens = TASK.sample(4, seed=0, split="reference").tokens
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    real[0, :2] = real[2, :3] = real[3, :1] = False
+    _, cache = model.run_with_cache(tokens, attention_mask=real)
+    donors = head_donors(model, tokens, attention_mask=real)
+    for donor in range(4):
+        for pos in range(tokens.shape[1]):
+            giver = donor
+            while not real[giver, pos]:
+                giver = (giver + 1) % 4
+            for layer in range(2):
+                exact = cache["z", layer][giver, pos]
+                found = donors.z[donor, layer, pos]
+                torch.testing.assert_close(found, exact, atol=1e-12, rtol=1e-12)
+    real[1, 0] = False
+    with pytest.raises(ValueError, match=r"only padding at position 0; give sequences of the full"):
+        head_donors(model, tokens, attention_mask=real)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5])
