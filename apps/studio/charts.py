@@ -25,8 +25,10 @@ NO_LABELS: Mapping[str, str] = MappingProxyType({})
 WORD_WIDTH = 60
 """Pixels that a cell needs for a label such as "induction"."""
 
+WORD_SIZE = 12
+"""Font size of a label in a cell."""
+
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
-PLATE = "M-1,-0.5H1V0.5H-1Z"
 FONT = "Source Sans, sans-serif"
 
 
@@ -162,24 +164,25 @@ def head_grid(
     )
     marks: list[alt.Chart] = [cells.add_params(pick), frame, inner, crosses]
     if cell >= 44:
-        # A number on a cross needs a ground of its own.
-        plates = (
-            base.transform_filter("datum.state == 'ablated'")
-            .mark_point(shape=PLATE, size=cell**2 / 3.4, fill="white", stroke=None, opacity=0.92)
-            .encode(tooltip=tooltip)
-        )
-        ink = alt.condition(
-            "datum.dark && datum.state == 'intact'", alt.value("white"), alt.value(INK)
-        )
         named = bool(labels) and cell >= WORD_WIDTH
-        numbers = base.mark_text(
-            fontSize=15, fontWeight=600, dy=-7 if named else 0, cursor="pointer"
-        ).encode(text="text:N", color=ink, tooltip=tooltip)
-        marks += [plates, numbers]
+        marks += written(base, "text", size=15, dy=-7 if named else 0, tooltip=tooltip)
         if named:
-            words = base.mark_text(fontSize=12, dy=11, cursor="pointer")
-            marks.append(words.encode(text="label:N", color=ink, tooltip=tooltip))
+            marks += written(base, "label", size=WORD_SIZE, dy=11, tooltip=tooltip)
     return styled(alt.layer(*marks), cell * len(heads), height * len(layers))
+
+
+def written(base: alt.Chart, field: str, *, size: int, dy: int, tooltip: list[Any]) -> list[Any]:
+    """Return the words of a column of a head grid; on a cross they have a halo of their own."""
+    bold = 600 if size > WORD_SIZE else 400
+    words = base.mark_text(fontSize=size, fontWeight=bold, dy=dy, cursor="pointer")
+    ink = alt.condition("datum.dark && datum.state == 'intact'", alt.value("white"), alt.value(INK))
+    halo = base.transform_filter("datum.state == 'ablated'").mark_text(
+        fontSize=size, fontWeight=bold, dy=dy, stroke="white", strokeWidth=6, strokeJoin="round"
+    )
+    return [
+        halo.encode(text=f"{field}:N", tooltip=tooltip),
+        words.encode(text=f"{field}:N", color=ink, tooltip=tooltip),
+    ]
 
 
 def attention_map(
