@@ -1,14 +1,12 @@
 """How small a model can get: what is left of it after each removal, on sequences held out.
 
-The orders are `probes.pruning.orders`'s. Every point is measured on a model whose heads are really
-gone, which is the cheaper the fewer are left.
+The orders are `probes.pruning.orders`'s, the measurements `probes.pruning.points`'s.
 """
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,16 @@ import pandas as pd
 from lab.config import require, require_number, require_seed, require_whole
 from lab.gates import Reference, whole_numbers
 from lab.model import HookedGPT
-from lab.naming import head_label, unknown_name
+from lab.naming import unknown_name
+from lab.runtime import Processes
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
+from probes.ablation.ledger import known_by, open_ledger, tensor_digest
 from probes.ablation.metrics import Metric, get_metrics
 from probes.ablation.sweep import (
     Ablation,
     HeadSet,
     Progress,
-    Swept,
     require_answers,
     sweep_sets,
 )
@@ -35,12 +34,11 @@ from probes.pruning.orders import (
     STEP_BY_STEP,
     PruningPath,
     Search,
-    all_heads,
     pruning_path,
     searches,
-    without,
 )
-from probes.pruning.removing import cache_bytes, check_filling, count_parameters
+from probes.pruning.points import Point, head_labels, measured_points
+from probes.pruning.removing import check_filling
 from probes.reading.reads import as_batch, probe_input, provenance
 from probes.schemas.cause import PRUNING, RANDOM_BAND, REMOVABLE
 from probes.tables import checked_table, digest, make_table
@@ -53,17 +51,6 @@ SOLVED = 0.99
 """Token accuracy from which a model has next to no loss to lose: its margin says more."""
 WITHIN = (0.01, 0.05)
 """What may be lost, as a share, of the two questions that everybody asks."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Point:
-    """One pruned model, measured."""
-
-    selection: Swept | None
-    """None: no order was chosen by it."""
-    held_out: Swept
-    n_parameters: int
-    cache_bytes: int
 
 
 def pruning_curve(
@@ -114,9 +101,8 @@ def pruning_curve(
         penalty: What an open gate costs in a learned order, in nats.
         seed: Of random and learned orders, and of the bootstrap.
         progress: Called with (steps done, steps in all).
-        ledger: Folder that keeps what was measured: called again after an interruption, with the
-            same request and threads, the curve goes on and ends with the same bits. Importances
-            and learned gates are found anew.
+        ledger: Folder that keeps what was found and measured: called again after an interruption,
+            with the same request and threads, the curve goes on and ends with the same bits.
 
     Raises:
         ValueError: An unknown name, steps out of range, the same sequences twice, sequences
@@ -145,17 +131,22 @@ def pruning_curve(
         model=model,
         batch=selection,
         metric=chosen_by,
-        counts=curve_steps(len(all_heads(model.config)), steps),
+        counts=curve_steps(len(model.config.heads()), steps),
         ablation=Ablation(mode="mean" if mode == "mean" else "zero", reference=reference),
         penalty=penalty,
         seed=seed,
-        ledger=ledger,
     )
     wanted = searches(search, orders, names_of(normalise), seeds)
     in_steps = sum(name in STEP_BY_STEP for name, _ in wanted)
     tell = counter((len(wanted) + in_steps) * len(search.counts), progress)
-    paths = [pruning_path(name, dataclasses.replace(each, tell=tell)) for name, each in wanted]
-    points = measured_points(search, paths, others, reported, tell)
+    manifest = {} if ledger is None else manifest_of(search, wanted, others, reported)
+    with open_ledger(ledger, manifest, Processes()) as kept:
+        search = dataclasses.replace(search, ledger=kept)
+        paths = [
+            pruning_path(name, dataclasses.replace(each, tell=tell, ledger=kept))
+            for name, each in wanted
+        ]
+        points = measured_points(search, paths, others, reported, tell)
     about = {
         **provenance(model, x.tokens),
         "selection_sha256": digest(selection.tokens.cpu().contiguous().numpy().tobytes()),
@@ -167,6 +158,26 @@ def pruning_curve(
         "reference_sha256": None if reference is None else reference.sha256,
     }
     return curve_table(search, paths, points, about)
+
+
+def manifest_of(
+    search: Search,
+    wanted: Sequence[tuple[str, Search]],
+    held_out: Batch,
+    metrics: Sequence[Metric],
+) -> dict[str, Any]:
+    """Return what the bits of a curve depend on, as plain data."""
+    tokens = [values for of in (search.batch, held_out) for values in (of.tokens, of.loss_mask)]
+    return {
+        **known_by(search.model, *tokens),
+        "orders": [[name, each.normalise, each.seed] for name, each in wanted],
+        "steps": list(search.counts),
+        "ablation": search.ablation.to_dict(),
+        "fills": tensor_digest(*(fill for fill in search.ablation.fills() if fill is not None)),
+        "chosen_by": search.metric.name,
+        "metrics": [metric.name for metric in metrics],
+        "penalty": search.penalty,
+    }
 
 
 def curve_steps(n_heads: int, steps: Sequence[int] | None) -> tuple[int, ...]:
@@ -237,43 +248,6 @@ def counter(total: int, progress: Progress | None) -> Callable[[], None]:
     return lambda: None if progress is None else progress(next(done), total)
 
 
-def measured_points(
-    search: Search,
-    paths: Sequence[PruningPath],
-    held_out: Batch,
-    metrics: Sequence[Metric],
-    tell: Callable[[], None],
-) -> dict[HeadSet, Point]:
-    """Measure every pruned model on the paths, each once."""
-    names = [metric.name for metric in metrics]
-    chosen = {heads for path in paths if path.seed is None for heads in path.removed}
-    points: dict[HeadSet, Point] = {}
-    for path in paths:
-        for heads in path.removed:
-            if heads not in points:
-                points[heads] = measured_point(search, heads, held_out, names, heads in chosen)
-            tell()
-    return points
-
-
-def measured_point(
-    search: Search, heads: HeadSet, held_out: Batch, metrics: Sequence[str], chosen: bool
-) -> Point:
-    """Measure the model without some heads; where they were chosen, on the selection too."""
-    model = without(search.model, heads, search.ablation)
-    name = digest(head_labels(heads).encode())[:16]
-
-    def swept(batch: Batch, kind: str) -> Swept:
-        return sweep_sets(model, batch, (), metrics=metrics, ledger=search.kept(f"{kind}-{name}"))
-
-    return Point(
-        selection=swept(search.batch, "selection") if chosen else None,
-        held_out=swept(held_out, "held-out"),
-        n_parameters=count_parameters(model),
-        cache_bytes=cache_bytes(model),
-    )
-
-
 def curve_table(
     search: Search,
     paths: Sequence[PruningPath],
@@ -284,7 +258,7 @@ def curve_table(
     sets = list(points)
     whole = points[()].held_out
     totals = np.stack([points[heads].held_out.totals[:, 0] for heads in sets])
-    heads_of_all = all_heads(search.model.config)
+    heads_of_all = search.model.config.heads()
     measured: dict[tuple[HeadSet, int], dict[str, float]] = {}
     for j in range(len(whole.metrics)):
         runs, counts = totals[:, :, j].T, whole.counts[:, j]
@@ -326,11 +300,6 @@ def curve_table(
         for j, metric in enumerate(whole.metrics)
     ]
     return make_table({name: [row[name] for row in rows] for name in PRUNING.names}, PRUNING, about)
-
-
-def head_labels(heads: Iterable[tuple[int, int]]) -> str:
-    """Write heads in order: L0H1,L1H3."""
-    return ",".join(head_label(layer, head) for layer, head in sorted(heads))
 
 
 def random_band(curve: pd.DataFrame) -> pd.DataFrame:

@@ -161,9 +161,7 @@ def learn_gates(
     scored = batch.loss_mask.any(dim=1).nonzero()[:, 0].cpu()
     require(len(scored) > 0, "sequences with scored rows", "at least 1", 0)
     config, device = model.config, model.W_E.device
-    heads = tuple(
-        (layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)
-    )
+    heads = config.heads()
     require(bool(heads), "model", "one with heads", "one without")
     fill = None if reference is None else reference.z.unsqueeze(1)
     generator = torch.Generator().manual_seed(seed)

@@ -8,16 +8,16 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
-from lab.config import ModelConfig, require
+from lab.config import require
 from lab.model import HookedGPT
 from lab.naming import unknown_name
 from lab.tasks.base import Batch
+from probes.ablation.ledger import Ledger
 from probes.ablation.metrics import Metric
 from probes.ablation.sweep import Ablation, HeadSet, sweep_sets
 from probes.first_order.importance import head_importance
@@ -51,14 +51,10 @@ class Search:
     """What an open gate costs while gates are learned, in nats."""
     seed: int = 0
     """Of random and learned orders."""
-    ledger: Path | None = None
-    """Folder that keeps the chunks of exact sweeps; see `probes.ablation.sweep`."""
+    ledger: Ledger = field(default_factory=lambda: Ledger(None))
+    """Keeps what was found: exact sweeps, importances, learned gates."""
     tell: Callable[[], None] = lambda: None
     """Called after every step of an order that is found step by step."""
-
-    def kept(self, name: str) -> Path | None:
-        """Return the folder of one sweep's chunks."""
-        return None if self.ledger is None else self.ledger / name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +78,7 @@ def greedy_order(search: Search) -> Heads:
     """
 
     def harm(model: HookedGPT) -> Scores:
-        singles = [(pair,) for pair in all_heads(model.config)]
+        singles = [(pair,) for pair in model.config.heads()]
         return harms(search, model, singles, f"greedy-{len(singles)}")
 
     return step_by_step(search, harm)
@@ -95,7 +91,7 @@ def iterative_order(search: Search) -> Heads:
 
 def one_shot_order(search: Search) -> Heads:
     """Score all heads once; the least important ones go first."""
-    return ascending(all_heads(search.model.config), importances(search, search.model))
+    return ascending(search.model.config.heads(), importances(search, search.model))
 
 
 def worst_first_order(search: Search) -> Heads:
@@ -105,19 +101,24 @@ def worst_first_order(search: Search) -> Heads:
 
 def learned_order(search: Search) -> Heads:
     """Remove first the heads whose learned gates are closed furthest."""
-    learned = learn_gates(
-        search.model,
-        search.batch,
-        penalty=search.penalty,
-        reference=search.ablation.reference,
-        seed=search.seed,
-    )
-    return ascending(learned.heads, learned.log_a.numpy())
+    heads = search.model.config.heads()
+
+    def learn() -> Scores:
+        learned = learn_gates(
+            search.model,
+            search.batch,
+            penalty=search.penalty,
+            reference=search.ablation.reference,
+            seed=search.seed,
+        )
+        return learned.log_a.numpy()
+
+    return ascending(heads, search.ledger.kept("learned", (len(heads),), learn))
 
 
 def random_order(search: Search) -> Heads:
     """Remove heads in an order drawn from the seed alone."""
-    heads = all_heads(search.model.config)
+    heads = search.model.config.heads()
     generator = torch.Generator().manual_seed(search.seed)
     return tuple(heads[i] for i in torch.randperm(len(heads), generator=generator).tolist())
 
@@ -157,10 +158,10 @@ def searches(
             raise ValueError(unknown_name("pruning order", name, ORDER_NAMES))
         if name == ORACLE:
             require(
-                len(all_heads(search.model.config)) <= MOST_FOR_ORACLE,
+                len(search.model.config.heads()) <= MOST_FOR_ORACLE,
                 "heads of which all sets are tried",
                 f"at most {MOST_FOR_ORACLE}; take another order than {ORACLE}",
-                len(all_heads(search.model.config)),
+                len(search.model.config.heads()),
             )
         variants = [search]
         if name in BY_IMPORTANCE:
@@ -186,7 +187,7 @@ def pruning_path(order: str, search: Search) -> PruningPath:
 
 def best_sets(search: Search) -> tuple[HeadSet, ...]:
     """Return the best set of heads to remove of every size, all of them tried."""
-    heads = all_heads(search.model.config)
+    heads = search.model.config.heads()
     sets = [some for count in search.counts for some in itertools.combinations(heads, count)]
     harm = harms(search, search.model, sets, ORACLE)
     ranked = [sets[i] for i in np.argsort(harm, kind="stable")]
@@ -199,7 +200,7 @@ def step_by_step(search: Search, score: Callable[[HookedGPT], Scores]) -> Heads:
     for count in search.counts:
         if count > len(order):
             left = without(search.model, order, search.ablation)
-            order += ascending(all_heads(left.config), score(left))[: count - len(order)]
+            order += ascending(left.config.heads(), score(left))[: count - len(order)]
         search.tell()
     return order
 
@@ -212,7 +213,7 @@ def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet], name: str) 
         sets,
         ablation=search.ablation,
         metrics=[search.metric.name],
-        ledger=search.kept(name),
+        ledger=search.ledger.inner(name),
     )
     values = swept.means()[1:, 0]
     return -values if search.metric.better == "higher" else values
@@ -225,9 +226,14 @@ def importances(search: Search, model: HookedGPT) -> Scores:
     gradient, as accuracy has none, by the margin. The heads of a layer without any importance have
     0.
     """
+    n_left = len(model.config.heads())
     by = "loss" if search.metric.name == "loss" else "margin"
-    found = head_importance(model, search.batch, normalise=search.normalise, metric=by)
-    return np.nan_to_num(found["importance"].to_numpy(dtype=np.float64), nan=0.0)
+
+    def measure() -> Scores:
+        found = head_importance(model, search.batch, normalise=search.normalise, metric=by)
+        return np.nan_to_num(found["importance"].to_numpy(dtype=np.float64), nan=0.0)
+
+    return search.ledger.kept(f"importance-{search.normalise}-{n_left}", (n_left,), measure)
 
 
 def without(model: HookedGPT, heads: Heads, ablation: Ablation) -> HookedGPT:
@@ -235,13 +241,6 @@ def without(model: HookedGPT, heads: Heads, ablation: Ablation) -> HookedGPT:
     if not heads:
         return model
     return pruned_view(model, heads, mode=ablation.mode, reference=ablation.reference)
-
-
-def all_heads(config: ModelConfig) -> Heads:
-    """Return every head that a model has, layer by layer."""
-    return tuple(
-        (layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)
-    )
 
 
 def ascending(heads: Heads, scores: Scores) -> Heads:

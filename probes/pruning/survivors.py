@@ -7,7 +7,6 @@ from lab.naming import head_label
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.labels.study import label_heads
-from probes.pruning.orders import all_heads
 from probes.schemas.cause import SURVIVORS
 from probes.tables import make_table
 
@@ -34,8 +33,8 @@ def survivor_labels(
     Raises:
         ValueError: The pruned model has a head that the other has not; or as `label_heads`.
     """
-    had = set(all_heads(model.config))
-    for pair in all_heads(pruned.config):
+    had = set(model.config.heads())
+    for pair in pruned.config.heads():
         if pair not in had:
             raise ValueError(
                 f"heads of the pruned model must be heads of the model, got {head_label(*pair)}; "

@@ -10,7 +10,6 @@ from lab.model import HookedGPT
 from lab.naming import parse_head
 from lab.python_topics import TopicSequences, topic_sequences
 from probes.pruning.curves import pruning_curve, random_band
-from probes.pruning.orders import all_heads
 from probes.pruning.pruned_run import export_pruned_model
 
 HALF = 135
@@ -78,7 +77,5 @@ def test_half_of_the_heads_are_really_gone(
     assert proof.latency_ms_after < proof.latency_ms_before
     small = HookedGPT.load(tmp_path / "half")
     assert small.to_string(small.to_tokens("The capital")[0]) == "The capital"
-    again = export_pruned_model(
-        small, all_heads(small.config)[:1], tmp_path / "less", held_out.tokens
-    )
+    again = export_pruned_model(small, small.config.heads()[:1], tmp_path / "less", held_out.tokens)
     assert again.holds and again.heads.count("L") == HALF + 1

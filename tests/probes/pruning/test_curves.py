@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from probes.ablation.metrics import get_metrics
 from probes.ablation.sweep import Ablation
 from probes.first_order.importance import head_importance
 from probes.pruning.curves import pruning_curve, random_band, removable
+from probes.pruning.hard_concrete import learn_gates
 from probes.pruning.orders import (
     Search,
-    all_heads,
     best_sets,
     greedy_order,
     iterative_order,
@@ -91,7 +92,7 @@ class TestOrders:
         model, batch = search.model, search.batch
         mean = mean_of(model, batch) if mode == "mean" else None
         given = dataclasses.replace(search, ablation=Ablation(mode=mode, reference=mean))
-        left, gone = list(all_heads(model.config)), []
+        left, gone = list(model.config.heads()), []
         while left:
             losses = [gated_loss(model, batch, [*gone, pair], mean) for pair in left]
             gone.append(left.pop(int(np.argmin(losses))))
@@ -104,7 +105,7 @@ class TestOrders:
         model, batch, rows = search.model, search.batch, search.batch.loss_mask
         answers = batch.tokens.roll(-1, dims=1)[rows]
         margins = {}
-        for pair in all_heads(model.config):
+        for pair in model.config.heads():
             logits = model(batch.tokens, gates=HeadGates.ablate([pair], like=model))[rows]
             right = logits.gather(1, answers[:, None])[:, 0]
             logits.scatter_(1, answers[:, None], -torch.inf)
@@ -114,7 +115,7 @@ class TestOrders:
     def test_a_coarse_step_takes_several_heads_at_once(self, search: Search) -> None:
         singles = {
             pair: gated_loss(search.model, search.batch, [pair], None)
-            for pair in all_heads(search.model.config)
+            for pair in search.model.config.heads()
         }
         cheapest = sorted(singles, key=singles.__getitem__)
         given = dataclasses.replace(search, counts=(0, 2, 4))
@@ -126,7 +127,7 @@ class TestOrders:
         for count, best in zip(search.counts, best_sets(search), strict=True):
             losses = {
                 heads: gated_loss(model, batch, heads, None)
-                for heads in itertools.combinations(all_heads(model.config), count)
+                for heads in itertools.combinations(model.config.heads(), count)
             }
             assert best == min(losses, key=losses.__getitem__)
 
@@ -149,7 +150,7 @@ class TestOrders:
 
     def test_random_orders_follow_their_seed(self, search: Search) -> None:
         drawn = [random_order(dataclasses.replace(search, seed=i)) for i in range(30)]
-        assert all(sorted(order) == list(all_heads(search.model.config)) for order in drawn)
+        assert all(sorted(order) == list(search.model.config.heads()) for order in drawn)
         assert len(set(drawn)) >= 28
         assert {order[0] for order in drawn} == set(drawn[0])
         assert random_order(dataclasses.replace(search, seed=7)) == drawn[7]
@@ -162,7 +163,7 @@ class TestOrders:
 
         def learned(model: HookedGPT, batch: Batch, **given: object) -> LearnedGates:
             assert given == {"penalty": 0.3, "reference": None, "seed": 9}
-            heads = all_heads(model.config)
+            heads = model.config.heads()
             log_a = torch.tensor([1.0, -3, 0, 2, -2, 5]).double()
             return LearnedGates(
                 heads=heads, log_a=log_a, trajectory=log_a.expand(2, -1), losses=(0.0,)
@@ -205,7 +206,7 @@ class TestCurve:
             assert row["n_parameters"] == count_parameters(small)
             assert row["cache_bytes"] == cache_bytes(small)
             assert row["n_removed"] == len(gone) == HEADS - row["n_kept"]
-            labels = [f"L{a}H{b}" for a, b in all_heads(small.config)]
+            labels = [f"L{a}H{b}" for a, b in small.config.heads()]
             assert row["kept"] == ",".join(labels)
             assert (row["ci_low"] <= row["held_out"] <= row["ci_high"]) and row["n_sequences"] == 15
             if not gone:
@@ -229,7 +230,7 @@ class TestCurve:
         )  # fmt: skip
         row = curve.iloc[-1]
         kept = [(int(label[1]), int(label[3])) for label in row["kept"].split(",")]
-        gone = sorted(set(all_heads(model.config)) - set(kept))
+        gone = sorted(set(model.config.heads()) - set(kept))
         each = [
             [gated_loss(model, held_out[i : i + 1], heads, None) for heads in ([], gone)]
             for i in range(len(held_out))
@@ -260,25 +261,38 @@ class TestCurve:
         assert done == [(i + 1, 21) for i in range(21)]
 
     def test_an_interrupted_search_goes_on_with_the_same_bits(
-        self, model: HookedGPT, batch: Batch, held_out: Batch, tmp_path: Path
+        self,
+        model: HookedGPT,
+        batch: Batch,
+        held_out: Batch,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        given = {"held_out": held_out, "seeds": 1, "metrics": ["loss"], "steps": [1, 2]}
-        whole = pruning_curve(model, batch, **given)
+        monkeypatch.setattr("probes.pruning.orders.learn_gates", partial(learn_gates, steps=3))
+        orders = ["greedy", "iterative", "learned"]
+        given = {"held_out": held_out, "seeds": 1, "steps": [1, 2]}
+        whole = pruning_curve(model, batch, orders, **given)
 
         def interrupt(done: int, total: int) -> None:
-            if done == 5:
+            if done == 11:  # nine steps of searches, two points
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            pruning_curve(model, batch, **given, ledger=tmp_path, progress=interrupt)
-        kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("chunk-*")}
-        places = {path.parent.name for path in kept}
-        assert {"greedy-6", "greedy-5"} < places and len(places) > 2
-        again = pruning_curve(model, batch, **given, ledger=tmp_path)
+            pruning_curve(model, batch, orders, **given, ledger=tmp_path, progress=interrupt)
+        kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npz")}
+        names = {str(path.relative_to(tmp_path)) for path in kept}
+        assert {f"greedy-{n}/chunk-000000.npz" for n in (6, 5)} < names
+        assert {f"importance-{by}-{n}.npz" for by in ("none", "layer") for n in (6, 5)} < names
+        assert "learned.npz" in names
+        assert sum(name.startswith(("selection-", "held-out-")) for name in names) == 4
+        again = pruning_curve(model, batch, orders, **given, ledger=tmp_path)
         pd.testing.assert_frame_equal(again, whole, check_exact=True)
         assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
-        with pytest.raises(ValueError, match="ledger"):
-            pruning_curve(model, batch[:6], **given, ledger=tmp_path)
+        for other in ({"seeds": 2}, {"penalty": 0.1}, {"steps": [1, 3]}, {"metric": "margin"}):
+            with pytest.raises(ValueError, match="must be of the very same work, got one with ano"):
+                pruning_curve(model, batch, orders, **given | other, ledger=tmp_path)
+        with pytest.raises(ValueError, match="got one with another tokens"):
+            pruning_curve(model, batch[:6], orders, **given, ledger=tmp_path)
 
     def test_gates_are_learned_with_what_fills_the_gap(
         self, search: Search, held_out: Batch, monkeypatch: pytest.MonkeyPatch
