@@ -45,8 +45,7 @@ class OpenedRun:
     @property
     def without_heads(self) -> str | None:
         """The sentence that stands for a table of heads where every head was pruned."""
-        config = self.model.config
-        if any(config.n_heads_of(layer) for layer in range(config.n_layers)):
+        if self.model.config.heads():
             return None
         return f"{self.title}; every head was pruned, so there is none to look at"
 

@@ -44,8 +44,7 @@ class Subject:
     @property
     def n_heads(self) -> int:
         """Heads of all layers."""
-        config = self.model.config
-        return sum(config.n_heads_of(layer) for layer in range(config.n_layers))
+        return len(self.model.config.heads())
 
 
 @dataclass(frozen=True, kw_only=True)

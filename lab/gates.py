@@ -306,11 +306,7 @@ class HeadGates:
 
     def check(self, config: ModelConfig) -> None:
         """Raise ValueError unless the model has every one of these heads."""
-        known = {
-            head_label(layer, head)
-            for layer in range(config.n_layers)
-            for head in config.heads_of(layer)
-        }
+        known = {head_label(layer, head) for layer, head in config.heads()}
         for layer, head in self.heads:
             label = head_label(layer, head)
             if label not in known and layer < config.n_layers and head < config.n_heads:

@@ -37,7 +37,7 @@ from probes.reading.reads import probe_input
 from probes.registry import PROBES, ProbeEntry, load_function
 from probes.report.figures import label_sheet
 from probes.schemas.film import DYNAMICS
-from probes.tables import make_table
+from probes.tables import rows_table
 
 WORD = 6
 """Symbols of a word: large enough to see, small enough for a page."""
@@ -153,7 +153,7 @@ def onset_picture(_: Planted) -> Figure:
         for (layer, head), (middle, width) in curves.items() for step in steps
         for score in [0.12 + 0.8 * float(expit((step - middle) / width))]
     ]  # fmt: skip
-    film = make_table({name: [row[name] for row in rows] for name in DYNAMICS.names}, DYNAMICS, {})
+    film = rows_table(rows, DYNAMICS, {})
     ax = plot_dynamics(film, probe="previous", onsets=find_onsets(film))
     return figure_of(ax)
 

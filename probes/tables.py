@@ -47,6 +47,14 @@ def make_table(
     return frame
 
 
+def rows_table(
+    rows: Sequence[Mapping[str, Any]], schema: Schema, provenance: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Build a table of a schema from its rows, which may hold more than it has columns."""
+    columns = {name: [row[name] for row in rows] for name in schema.names}
+    return make_table(columns, schema, provenance)
+
+
 def checked_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """Return the table if its columns and types are the schema's.
 

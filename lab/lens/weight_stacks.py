@@ -217,8 +217,4 @@ class WeightStacks(HookedRoot, ABC):
 
     def all_head_labels(self) -> list[str]:
         """Return L0H0, L0H1, ... in the order of the weights, by the heads' original ids."""
-        return [
-            head_label(layer, head)
-            for layer in range(self.cfg.n_layers)
-            for head in self.config.heads_of(layer)
-        ]
+        return [head_label(layer, head) for layer, head in self.config.heads()]

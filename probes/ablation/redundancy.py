@@ -32,7 +32,7 @@ from probes.labels.rules import CLASSES, LABEL_NAMES
 from probes.labels.study import label_heads
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.cause import REDUNDANCY
-from probes.tables import make_table
+from probes.tables import rows_table
 
 Verdict = Literal["needed", "redundant", "useless", "unresolved"]
 
@@ -146,8 +146,8 @@ def head_redundancy(
         for name, heads in named.items()
         for row in study.rows(heads, beside[name], every_set and len(heads) <= MOST_EXACT)
     ]
-    return make_table(
-        {name: [row[name] for row in rows] for name in REDUNDANCY.names},
+    return rows_table(
+        rows,
         REDUNDANCY,
         {
             **provenance(model, as_batch(batch).tokens),

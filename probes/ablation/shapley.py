@@ -26,7 +26,7 @@ from probes.ablation.sweep import Ablation, HeadSet, Progress, sweep_sets
 from probes.intervals import bootstrap_interval
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.cause import SHAPLEY
-from probes.tables import make_table
+from probes.tables import rows_table
 
 MOST_EXACT = 9
 """Heads up to which all 2^n sets are run: 512 runs."""
@@ -124,8 +124,8 @@ def shapley_values(
             group, value_rows(plan, swept.totals[:, :, i], swept.counts[:, i], seed), strict=True
         )
     ]
-    return make_table(
-        {name: [row[name] for row in rows] for name in SHAPLEY.names},
+    return rows_table(
+        rows,
         SHAPLEY,
         {
             **provenance(model, as_batch(batch).tokens),

@@ -28,7 +28,7 @@ from probes.attention.targets import ProbeInput
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import model_device, observe_layers, probe_input, provenance, slices_of
 from probes.schemas.cause import ABLATION
-from probes.tables import digest, make_table
+from probes.tables import digest, rows_table
 
 MOST_HEADS_WITH_LAYERS = 100
 """In a model of more heads, a sweep leaves whole layers out unless it is asked for them."""
@@ -125,8 +125,7 @@ def default_sets(
 ) -> tuple[list[HeadSet], list[bool]]:
     """Return every head, maybe with its whole layer after it; and which set is one head."""
     if whole_layers is None:
-        n_heads = sum(config.n_heads_of(layer) for layer in range(config.n_layers))
-        whole_layers = n_heads <= MOST_HEADS_WITH_LAYERS
+        whole_layers = len(config.heads()) <= MOST_HEADS_WITH_LAYERS
     sets: list[HeadSet] = []
     singles: list[bool] = []
     for layer in range(config.n_layers):
@@ -181,8 +180,7 @@ def ablation_table(
         for i, (heads, single) in enumerate(zip(swept.sets, singles, strict=True))
         for j, metric in enumerate(swept.metrics)
     ]
-    columns = {name: [row[name] for row in rows] for name in ABLATION.names}
-    return make_table(columns, ABLATION, about)
+    return rows_table(rows, ABLATION, about)
 
 
 def mean_reference(

@@ -31,7 +31,7 @@ from probes.reading.reads import (
 )
 from probes.registry import ProbeEntry, choose_probes, load_function
 from probes.schemas.heads import HEADS
-from probes.tables import make_table
+from probes.tables import rows_table
 
 GATHERED_NUMBERS = 2**24
 """Numbers of q gathered at once: 64 MB in float32."""
@@ -103,9 +103,8 @@ def score_heads(
     rows = [row for masses in tables for row in summary_rows(masses, seed)]
     order = {masses.probe.name: i for i, masses in enumerate(tables)}
     rows.sort(key=lambda row: (row["layer"], row["head"], order[row["probe"]]))
-    columns = {name: [row[name] for row in rows] for name in HEADS.names}
     x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
-    return make_table(columns, HEADS, {**provenance(model, x.tokens), "bootstrap_seed": seed})
+    return rows_table(rows, HEADS, {**provenance(model, x.tokens), "bootstrap_seed": seed})
 
 
 def head_masses(

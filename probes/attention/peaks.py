@@ -30,7 +30,7 @@ from probes.reading.reads import (
 )
 from probes.registry import choose_probes, load_function
 from probes.schemas.heads import PEAKS
-from probes.tables import make_table
+from probes.tables import rows_table
 
 TIED = 1e-4
 """Keys whose probability is so close to the row's largest, in proportion, tie with it."""
@@ -100,8 +100,7 @@ def head_peaks(
             ]
     order = {entry.name: i for i, entry in enumerate(entries)}
     rows.sort(key=lambda row: (row["layer"], row["head"], order[row["probe"]]))
-    columns = {name: [row[name] for row in rows] for name in PEAKS.names}
-    return make_table(columns, PEAKS, {**provenance(model, x.tokens), "bootstrap_seed": seed})
+    return rows_table(rows, PEAKS, {**provenance(model, x.tokens), "bootstrap_seed": seed})
 
 
 def row_peaks(reads: LayerReads) -> RowPeaks:

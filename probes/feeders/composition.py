@@ -22,7 +22,7 @@ from lab.naming import head_label, unknown_name
 from probes.attention.distances import require_pair
 from probes.reading.reads import ReadableModel, head_ids, provenance, require_finite
 from probes.schemas.cause import COMPOSITION
-from probes.tables import make_table
+from probes.tables import rows_table
 from probes.writing.head_weights import (
     block_of,
     head_weight,
@@ -109,8 +109,7 @@ def composition_scores(
                     for i, head in enumerate(here)
                     for j, other in enumerate(writing[earlier])
                 ]
-    columns = {name: [row[name] for row in rows] for name in COMPOSITION.names}
-    return make_table(columns, COMPOSITION, provenance(model, None))
+    return rows_table(rows, COMPOSITION, provenance(model, None))
 
 
 def all_heads(model: ReadableModel) -> dict[int, tuple[int, ...]]:

@@ -8,6 +8,7 @@ and together with others that look at the previous token, and the induction head
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import measured_layers, probe_input, provenance, require_gates
 from probes.registry import MASS
 from probes.schemas.cause import FEEDERS
-from probes.tables import make_table
+from probes.tables import rows_table
 
 JOINT_PREVIOUS = 0.3
 """Previous-token score from which heads are ablated together."""
@@ -99,6 +100,7 @@ def feeder_scores(
     controls: int = 5,
     seed: int = 0,
     progress: Progress | None = None,
+    ledger: Path | None = None,
 ) -> pd.DataFrame:
     """Ablate each earlier head and watch the induction heads: a row a target and ablation.
 
@@ -126,10 +128,12 @@ def feeder_scores(
         controls: Random sets that heads ablated together are compared with.
         seed: Seed of sequences, control sets and bootstrap.
         progress: Called with (runs done, runs).
+        ledger: Folder that keeps finished runs: called again after an interruption, with the same
+            request and threads, the work goes on and gives the same bits.
 
     Raises:
-        ValueError: There is no induction head, no earlier head, no such head, or no room for
-            repeated blocks.
+        ValueError: There is no induction head, no earlier head, no such head, no room for
+            repeated blocks, or the ledger is of another request or of a model with hooks.
     """
     require_gates(model)
     require_whole("controls", controls, 0)
@@ -150,7 +154,14 @@ def feeder_scores(
         )
     sets = sorted({one for row in comparisons for one in (row.heads, *row.controls)})
     runs = runs_without(
-        model, pair, sets, watched, ablation=ablation, frozen=frozen, progress=progress
+        model,
+        pair,
+        sets,
+        watched,
+        ablation=ablation,
+        frozen=frozen,
+        progress=progress,
+        ledger=ledger,
     )
     composition = composition_of(model, watched, feeding)
     rows = [
@@ -168,8 +179,8 @@ def feeder_scores(
             comparisons, measured_rows(runs, comparisons, sets, watched, seed), strict=True
         )
     ]
-    return make_table(
-        {name: [row[name] for row in rows] for name in FEEDERS.names},
+    return rows_table(
+        rows,
         FEEDERS,
         {
             **provenance(model, pair.tokens),

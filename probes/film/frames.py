@@ -33,7 +33,7 @@ from probes.reading.reads import (
 )
 from probes.registry import ProbeEntry, choose_probes, load_function
 from probes.schemas.film import DYNAMICS, ONSETS
-from probes.tables import checked_table, make_table, plain_rows
+from probes.tables import checked_table, make_table, plain_rows, rows_table
 
 FILM_SEQUENCES = 64
 """Sequences in every frame: enough for a standard error of a hundredth or two, and quick."""
@@ -283,8 +283,7 @@ def find_onsets(film: pd.DataFrame, *, least_rise: float = LEAST_RISE) -> pd.Dat
                 "unit": one["unit"].iloc[0],
             }
         )
-    columns = {name: [row[name] for row in rows] for name in ONSETS.names}
-    return make_table(columns, ONSETS, {str(key): value for key, value in film.attrs.items()})
+    return rows_table(rows, ONSETS, {str(key): value for key, value in film.attrs.items()})
 
 
 def onset_index(kappa: Float64[np.ndarray, " frame"], least_rise: float) -> int | None:

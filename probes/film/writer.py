@@ -255,13 +255,8 @@ def read_frames(path: Path, config: TrainConfig, settings: FilmSettings) -> dict
 
     A frame is whole if it has a line for every head and probe, in order.
     """
-    model = config.model
-    expected = [
-        (layer, head, name)
-        for layer in range(model.n_layers)
-        for head in model.heads_of(layer)
-        for name in settings.probes
-    ]
+    heads = config.model.heads()
+    expected = [(layer, head, name) for layer, head in heads for name in settings.probes]
     with path.open(newline="", encoding="ascii", errors="replace") as file:
         lines = file.readlines()
     frames: dict[int, str] = {}

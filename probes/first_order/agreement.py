@@ -32,7 +32,7 @@ from probes.first_order.importance import (
 from probes.intervals import percentile_interval, resampled_means
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.cause import AGREEMENT, FIRST_ORDER
-from probes.tables import make_table
+from probes.tables import make_table, rows_table
 
 MOST_COMPARED = 10
 """Heads at the top that are compared, unless half of the heads are fewer."""
@@ -142,8 +142,7 @@ def first_order_study(
         }
         for each in estimators(found, importance, model.config, reduce, normalise)
     ]
-    columns = {name: [row[name] for row in rows] for name in AGREEMENT.names}
-    return FirstOrderStudy(heads=heads, agreement=make_table(columns, AGREEMENT, about))
+    return FirstOrderStudy(heads=heads, agreement=rows_table(rows, AGREEMENT, about))
 
 
 def head_table(

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.config import ModelConfig
 from lab.gates import GateTensors
 from lab.inputs import checked_mask
 from lab.model import HookedGPT
@@ -101,7 +100,7 @@ def gate_gradients(
     if attention_mask is not None:
         n_sequences, n_pos = scored.tokens.shape
         real = checked_mask(attention_mask, n_sequences, n_pos)
-    heads = all_heads(model.config)
+    heads = model.config.heads()
     layers, ids = torch.tensor(heads, dtype=torch.long).reshape(-1, 2).T
     device, others = model_device(model), model.config.n_layers - 1 or math.nan
     signed, absolute, dropped = [], [], []
@@ -221,13 +220,6 @@ def differentiable_metric(metric: str | MetricFunction) -> Metric:
             "'margin'"
         )
     return found
-
-
-def all_heads(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Return (layer, head) of every head that a model has, in original ids."""
-    return tuple(
-        (layer, head) for layer in range(config.n_layers) for head in config.heads_of(layer)
-    )
 
 
 def sequence_slices(model: HookedGPT, batch: Batch, memory: int) -> Iterator[slice]:

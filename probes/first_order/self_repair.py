@@ -23,11 +23,10 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, MetricFunction
 from probes.ablation.runs import HeadSet, Request, SequenceRuns, layer_edits, planned, repeated
 from probes.ablation.sweep import MEMORY, Ablation, Progress, known_sets, row_counts, sweep_request
-from probes.first_order.head_gradients import all_heads
 from probes.intervals import bootstrap_interval
 from probes.reading.reads import provenance
 from probes.schemas.cause import SELF_REPAIR
-from probes.tables import make_table
+from probes.tables import rows_table
 
 NORMS = ("free", "frozen")
 """Whether the last norm divides by what is there, or by what was there in the whole model."""
@@ -83,7 +82,7 @@ def repair_split(
             "got one with hooks or parts of its own; call model.reset_hooks()"
         )
     ablation = Ablation() if ablation is None else ablation
-    singles = [[head] for head in all_heads(model.config)]
+    singles = [[head] for head in model.config.heads()]
     wanted = known_sets(model, singles if sets is None else sets, ablation)
     require(all(wanted), "a set of heads", "at least one (layer, head) pair", ())
     request = sweep_request(
@@ -114,10 +113,9 @@ def repair_split(
         for j, metric in enumerate(request.metrics)
         for i, norm in enumerate(NORMS)
     ]
-    columns = {name: [row[name] for row in rows] for name in SELF_REPAIR.names}
     about = {"bootstrap_seed": seed, "ablation": ablation.to_dict()}
     tokens = request.batch.tokens
-    return make_table(columns, SELF_REPAIR, {**provenance(model, tokens), **about})
+    return rows_table(rows, SELF_REPAIR, {**provenance(model, tokens), **about})
 
 
 def split(

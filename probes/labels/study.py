@@ -6,7 +6,6 @@ decided in `probes.labels.rules`; here it is put together and written down.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +36,7 @@ from probes.labels.source_stripes import STRIPES
 from probes.reading.inputs import PairedInput, can_repeat, content_control, repeated_pair
 from probes.reading.reads import Mask, ReadableModel, probe_input, provenance
 from probes.schemas.labels import EVIDENCE, LABELS
-from probes.tables import make_table
+from probes.tables import rows_table
 from probes.writing.copying import eigenvalue_scores, model_ends
 from probes.writing.head_weights import part_of, weight_of
 
@@ -171,14 +170,9 @@ def label_study(
         row["eigenvalue"] = eigenvalues[column]
         row["reason"] = reason(row, decisions[column], cuts)
     return LabelStudy(
-        labels=table(rows, LABELS, attrs),
-        evidence=table(rows_of_evidence(evidence, summaries, decisions), EVIDENCE, attrs),
+        labels=rows_table(rows, LABELS, attrs),
+        evidence=rows_table(rows_of_evidence(evidence, summaries, decisions), EVIDENCE, attrs),
     )
-
-
-def table(rows: list[dict[str, Any]], schema: Any, attrs: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows as a table of a schema."""
-    return make_table({name: [row[name] for row in rows] for name in schema.names}, schema, attrs)
 
 
 def require_numbers(evidence: Evidence) -> None:

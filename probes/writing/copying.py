@@ -37,7 +37,7 @@ from probes.reading.reads import (
     provenance,
 )
 from probes.schemas.heads import COPYING
-from probes.tables import make_table
+from probes.tables import rows_table
 from probes.writing.head_weights import (
     block_of,
     output_weights,
@@ -163,8 +163,7 @@ def copying_scores(
             }
             for i, head in enumerate(heads)
         ]
-    columns = {name: [row[name] for row in rows] for name in COPYING.names}
-    return make_table(columns, COPYING, provenance(model, tokens))
+    return rows_table(rows, COPYING, provenance(model, tokens))
 
 
 def sample_tokens(model: ReadableModel, n_sequences: int, seed: int) -> Tokens:
