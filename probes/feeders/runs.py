@@ -9,6 +9,9 @@ heads are read from q and k, so that no matrix is built. Which sets are run is d
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
-from lab.gates import GateTensors
+from lab.gates import GateTensors, HeadGates
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
+from lab.runtime import Processes
 from lab.shapes import Pattern, Resid, Tokens
+from probes.ablation.ledger import known_by, open_ledger, tensor_digest
 from probes.ablation.matched_sets import Head
 from probes.ablation.runs import TOKENS_AT_ONCE, repeated, set_gates
 from probes.ablation.sweep import Ablation, HeadSet, Progress
@@ -29,6 +34,7 @@ from probes.labels.layer_measures import pair_rows
 from probes.reading.inputs import PairedInput
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import Observer, model_device, require_unhooked
+from probes.tables import digest
 
 LOGITS_AT_ONCE = 2**26
 """Logits that are computed at once: 256 MB in float32."""
@@ -60,6 +66,7 @@ def runs_without(
     ablation: Ablation,
     frozen: bool = False,
     progress: Progress | None = None,
+    ledger: Path | None = None,
 ) -> FeederRuns:
     """Run the model once whole, and once without each set of heads.
 
@@ -71,35 +78,60 @@ def runs_without(
         ablation: What happens to the heads of a set.
         frozen: Run each set once more, with all attention as it is in the whole model.
         progress: Called with (runs done, runs).
+        ledger: Folder that keeps finished runs: called again after an interruption, with the same
+            request and threads, the work goes on and gives the same bits.
 
     Raises:
-        ValueError: A hook stands on scores or pattern: reads would not see what it does.
+        ValueError: A hook stands on scores or pattern: reads would not see what it does; or the
+            ledger is of another request, or of a model with hooks.
     """
     require_unhooked(model)
     sets = [(), *sets]
-    scores = np.zeros((len(pair), len(sets), len(targets)))
-    losses, frozen_losses = np.zeros((2, len(pair), len(sets)))
+    found = np.full((len(pair), len(sets), len(targets) + 2), np.nan)
     step = max(1, TOKENS_AT_ONCE // pair.tokens.shape[1])
     starts = range(0, len(pair), step)
     done, total = 0, len(starts) * len(sets)
-    for start in starts:
-        rows = slice(start, start + step)
-        tokens = pair.tokens[rows].to(model_device(model))
-        some = SomeRuns(model=model, pair=pair, tokens=tokens, targets=tuple(targets))
-        patterns = some.whole_patterns() if frozen else {}
-        for layer, residual, runs in some.entries(sets):
-            without = [sets[i] for i in runs]
-            own_scores, own_losses = some.run(residual, layer, without, ablation)
-            scores[rows, runs] = own_scores.transpose(0, 1).numpy()
-            losses[rows, runs] = own_losses.T.numpy()
-            if frozen:
-                with some.frozen_attention(patterns):
-                    _, own_losses = some.run(residual, layer, without, ablation)
-            frozen_losses[rows, runs] = own_losses.T.numpy() if frozen else np.nan
-            done += len(runs)
-            if progress is not None:
-                progress(done, total)
-    return FeederRuns(scores=scores, losses=losses, frozen_losses=frozen_losses)
+    manifest = {} if ledger is None else manifest_of(model, pair, sets, targets, ablation, frozen)
+    with open_ledger(ledger, manifest, Processes()) as kept:
+        for start in starts:
+            rows = slice(start, start + step)
+            tokens = pair.tokens[rows].to(model_device(model))
+            some = SomeRuns(model=model, pair=pair, tokens=tokens, targets=tuple(targets))
+            patterns = some.whole_patterns() if frozen else {}
+            for layer, residual, runs in some.entries(sets):
+                without = [sets[i] for i in runs]
+                found[rows, runs] = kept.kept(
+                    f"from-{start}-runs-{runs[0]}",
+                    (len(tokens), len(runs), found.shape[2]),
+                    partial(some.measured, residual, layer, without, ablation, patterns),
+                )
+                done += len(runs)
+                if progress is not None:
+                    progress(done, total)
+    return FeederRuns(
+        scores=found[:, :, :-2], losses=found[:, :, -2], frozen_losses=found[:, :, -1]
+    )
+
+
+def manifest_of(
+    model: HookedGPT,
+    pair: PairedInput,
+    sets: Sequence[HeadSet],
+    targets: Sequence[Head],
+    ablation: Ablation,
+    frozen: bool,
+) -> dict[str, Any]:
+    """Return what the bits of some runs depend on, as plain data."""
+    return {
+        **known_by(model, pair.tokens),
+        "blocks": [pair.first, pair.block],
+        "sets": digest(repr(sets).encode()),
+        "targets": HeadGates(heads=tuple(targets)).label,
+        "ablation": ablation.to_dict(),
+        "fills": tensor_digest(*(fill for fill in ablation.fills() if fill is not None)),
+        "frozen": frozen,
+        "tokens_at_once": TOKENS_AT_ONCE,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,6 +157,31 @@ class SomeRuns:
             for start in range(0, len(here), at_once):
                 yield layer, residual, here[start : start + at_once]
             residual = self.model.forward(residual, start_at_layer=layer, stop_at_layer=layer + 1)
+
+    def measured(
+        self,
+        residual: Resid,
+        layer: int,
+        sets: Sequence[HeadSet],
+        ablation: Ablation,
+        patterns: Mapping[str, Pattern],
+    ) -> Float64[np.ndarray, "batch run number"]:
+        """Return scores, loss and loss under frozen attention without each set, side by side.
+
+        Args:
+            residual: The stream before a layer.
+            layer: The layer.
+            sets: Sets of heads of this layer and later ones.
+            ablation: What happens to them.
+            patterns: Attention of the whole model, to be frozen; none: the last loss is NaN.
+        """
+        scores, losses = self.run(residual, layer, sets, ablation)
+        frozen = torch.full_like(losses, torch.nan)
+        if patterns:
+            with self.frozen_attention(patterns):
+                _, frozen = self.run(residual, layer, sets, ablation)
+        beside = torch.stack([losses, frozen], dim=2)
+        return torch.cat([scores, beside], dim=2).transpose(0, 1).numpy()
 
     def run(
         self, residual: Resid, layer: int, sets: Sequence[HeadSet], ablation: Ablation

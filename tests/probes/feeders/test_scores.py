@@ -4,12 +4,14 @@ import dataclasses
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from lab.model import HookedGPT
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.ablation.table import head_donors, mean_reference
+from probes.feeders import runs
 from probes.feeders.scores import feeder_scores, is_fed
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
@@ -312,3 +314,26 @@ def test_a_model_without_gates_is_refused(build_model):
         feeder_scores(bridge)
     with pytest.raises(ValueError, match=message):
         sweep_sets(bridge, torch.tensor([[1, 2, 3]]), [[(0, 0)]])
+
+
+def test_interrupted_runs_go_on_with_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "TOKENS_AT_ONCE", 30)  # one sequence, one set
+    model = circuit(WRITER)
+    asked = {"targets": [(1, 0)], "feeders": [(0, 0), (0, 1)], "frozen": True}
+    pair = repeated_pair(model, n_sequences=2, block=12)
+    whole = feeder_scores(model, pair, **asked)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        feeder_scores(model, pair, **asked, ledger=tmp_path, progress=interrupt)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
+    assert len(kept) == 4
+    again = feeder_scores(model, pair, **asked, ledger=tmp_path)
+    pd.testing.assert_frame_equal(again, whole, check_exact=True)
+    assert len(list(tmp_path.glob("*.npz"))) > 4
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    with pytest.raises(ValueError, match="the very same work, got one with another frozen in"):
+        feeder_scores(model, pair, targets=[(1, 0)], ledger=tmp_path)
