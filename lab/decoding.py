@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.attention import Sight
+from lab.blocks import Block, Pass
 from lab.gates import GateTensors
 from lab.kv_cache import KeyValueCache
-from lab.model import Block, HookedGPT, Pass
+from lab.model import HookedGPT
 from lab.partial_pass import can_be_entered
-from lab.positions import rotary_turns, token_positions, turned
+from lab.positions import token_positions, turned, turns_of
 from lab.shapes import HeadVectors, Logits, Resid, Tokens
 
 Shown = Bool[Tensor, "batch 1 1 key_pos"] | None
@@ -61,9 +62,6 @@ class Decoder:
         config, weight = model.config, model.W_E
         real = cache.extend_mask(None, len(new), 1)
         positions = token_positions(real, cache.length, 1, weight.device)
-        turns = None
-        if config.rotary_width:
-            turns = rotary_turns(positions, config.rotary_base, config.rotary_width, weight.dtype)
         run = Pass(
             positions=positions,
             first_pos=cache.length,
@@ -72,7 +70,7 @@ class Decoder:
             observe=None,
             path="fused",
             kv_cache=cache,
-            turns=turns,
+            turns=turns_of(config, positions, weight.dtype),
             last_read=None,
         )
         shown = None if real is None else real[:, None, None]

@@ -4,7 +4,7 @@ What the next token's probabilities are under a SampleConfig, and the loop that 
 Prompts in words belong to the tasks' vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,10 @@ from lab.inputs import checked_ids, checked_mask
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 from lab.prompts import Prompts, StopIds, prompt_mask, prompt_tokens, stop_tokens
-from lab.reads import AttentionReads
+from lab.reads import Observer
 from lab.shapes import GivenMask, PositionMask, Tokens
 
 Drawn = Int[Tensor, " batch"]
-Observer = Callable[[int, AttentionReads], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

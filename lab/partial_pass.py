@@ -3,7 +3,7 @@
 What a head writes is added to the residual stream, so a pass without it is the whole model's pass
 up to there, less what the head wrote. One pass of the whole model is kept, and any number of edited
 ones continue it: no layer below the edit, and not the attention of its own layer, runs again.
-Everything is made of the methods of `lab.model`; what is done with the rows is not known here.
+Everything is made of the methods of `lab.blocks`; what is done with the rows is not known here.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.attention import Sight, fused_attention, group_keys
+from lab.blocks import Attention, Block, Pass
 from lab.embeddings import TiedUnembed, Unembed
 from lab.gates import GateTensors
 from lab.inputs import checked_ids
-from lab.model import Attention, Block, HookedGPT, Pass
-from lab.positions import Positions, rotary_turns, token_positions, turned
+from lab.model import HookedGPT
+from lab.positions import Positions, token_positions, turned, turns_of
 from lab.shapes import HeadVectors, PositionMask, Resid, Tokens
 from lab.taps import hooked
 
@@ -136,9 +137,6 @@ def pass_over(
     """Return what HookedGPT.forward tells every layer of a plain pass."""
     config, weight = model.config, model.W_E
     positions = token_positions(real, 0, n_pos, weight.device)
-    turns = None
-    if config.rotary_width:
-        turns = rotary_turns(positions, config.rotary_base, config.rotary_width, weight.dtype)
     return Pass(
         positions=positions,
         first_pos=0,
@@ -147,7 +145,7 @@ def pass_over(
         observe=None,
         path="auto",
         kv_cache=None,
-        turns=turns,
+        turns=turns_of(config, positions, weight.dtype),
         last_read=None,
     )
 

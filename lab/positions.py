@@ -5,6 +5,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lab.config import ModelConfig
 from lab.shapes import HeadVectors
 
 Positions = Int[Tensor, " pos"] | Int[Tensor, "batch pos"]
@@ -41,6 +42,13 @@ def sinusoidal_positions(n_ctx: int, d_model: int) -> Float[Tensor, "pos d_model
     angles = torch.outer(torch.arange(n_ctx, dtype=torch.float64), 10_000.0 ** -(even / d_model))
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1)
     return rearrange(waves, "pos pair two -> pos (pair two)")
+
+
+def turns_of(config: ModelConfig, positions: Positions, dtype: torch.dtype) -> Turns | None:
+    """Return what turns q and k of a model at some positions; None: its positions do not turn."""
+    if not config.rotary_width:
+        return None
+    return rotary_turns(positions, config.rotary_base, config.rotary_width, dtype)
 
 
 def rotary_turns(positions: Positions, base: float, width: int, dtype: torch.dtype) -> Turns:

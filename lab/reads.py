@@ -4,7 +4,7 @@ The kernels that give the number are in `lab.row_kernels`; what probes make of t
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import torch
@@ -233,6 +233,10 @@ class AttentionReads:
     def pattern(self) -> Pattern:
         """Return the whole matrix: for small sequences, pictures and tests."""
         return torch.cat([tile for _, tile in self.tiles()], dim=2)
+
+
+Observer = Callable[[int, AttentionReads], None]
+"""What a forward pass calls once a layer, in order, with (layer, reads)."""
 
 
 def take_positions(x: HeadVectors, positions: Int[Tensor, "batch cell"]) -> Tensor:

@@ -16,7 +16,7 @@ from transformer_lens.hook_points import HookPoint
 from lab.config import ModelConfig, is_whole, require_whole
 from lab.families.token_text import token_vocab
 from lab.naming import quoted
-from lab.reads import AttentionReads
+from lab.reads import Observer
 from lab.runtime import versions
 from lab.shapes import PositionMask, Tokens
 from lab.taps import listened
@@ -42,7 +42,6 @@ Mask = PositionMask | Int[Tensor, "batch pos"]
 TOKENS_AT_ONCE = 16_384
 """Tokens in one forward pass of a probe, unless one sequence is longer."""
 
-Observer = Callable[[int, AttentionReads], None]
 Measured = TypeVar("Measured")
 
 

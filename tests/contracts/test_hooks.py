@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from lab.blocks import Attention
 from lab.kv_cache import KeyValueCache
 from lab.lens.hook_table import FLAGGED_HOOKS
-from lab.model import Attention, HookedGPT
+from lab.model import HookedGPT
 
 pytestmark = pytest.mark.usefixtures("as_a_user")  # shapes: test_architectures.py
 
