@@ -17,16 +17,25 @@ import numpy as np
 import pandas as pd
 
 from lab.naming import unknown_name
+from probes.schemas.borrowed import BORROWED_SCHEMAS
 from probes.schemas.cause import CAUSE_SCHEMAS
 from probes.schemas.columns import DTYPES, Schema
 from probes.schemas.film import FILM_SCHEMAS
+from probes.schemas.first_order import FIRST_ORDER_SCHEMAS
 from probes.schemas.heads import HEAD_SCHEMAS, HEADS
 from probes.schemas.labels import LABEL_SCHEMAS, LABELS
 
 CSV_FLOAT = "%.6g"
 """Floats in CSV files and in HTML reports, so that both show the very same numbers."""
 
-SCHEMAS: tuple[Schema, ...] = (*HEAD_SCHEMAS, *LABEL_SCHEMAS, *FILM_SCHEMAS, *CAUSE_SCHEMAS)
+SCHEMAS: tuple[Schema, ...] = (
+    *HEAD_SCHEMAS,
+    *LABEL_SCHEMAS,
+    *FILM_SCHEMAS,
+    *CAUSE_SCHEMAS,
+    *FIRST_ORDER_SCHEMAS,
+    *BORROWED_SCHEMAS,
+)
 
 
 def make_table(

@@ -25,7 +25,7 @@ from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import reading_mode
 from probes.reading.reads import ReadableModel, config_of, model_device, provenance
-from probes.schemas.cause import ATTRIBUTION
+from probes.schemas.borrowed import ATTRIBUTION
 from probes.tables import make_table
 
 NUMBERS_AT_ONCE = 2**26

@@ -26,7 +26,7 @@ from probes.borrowed.patching import pair_provenance
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import bridge_setting, reading_mode
 from probes.reading.reads import ReadableModel, config_of, head_ids, require_differentiable
-from probes.schemas.cause import EDGES
+from probes.schemas.borrowed import EDGES
 from probes.tables import make_table
 
 WRITERS = {"embed": "embed", "attn_head_out": "head", "mlp_out": "mlp"}

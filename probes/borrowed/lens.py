@@ -18,7 +18,7 @@ from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import reading_mode
 from probes.reading.reads import ReadableModel, model_device, provenance
-from probes.schemas.cause import LENS
+from probes.schemas.borrowed import LENS
 from probes.tables import make_table
 
 TOKENS_AT_ONCE = 2_048

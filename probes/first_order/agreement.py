@@ -31,7 +31,7 @@ from probes.first_order.importance import (
 )
 from probes.intervals import percentile_interval, resampled_means
 from probes.reading.reads import as_batch, provenance
-from probes.schemas.cause import AGREEMENT, FIRST_ORDER
+from probes.schemas.first_order import AGREEMENT, FIRST_ORDER
 from probes.tables import make_table, rows_table
 
 MOST_COMPARED = 10

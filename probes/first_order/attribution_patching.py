@@ -28,7 +28,7 @@ from probes.ablation.sweep import MEMORY, Ablation
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval
 from probes.reading.reads import as_batch, model_device, provenance, require_unhooked
-from probes.schemas.cause import ESTIMATES
+from probes.schemas.first_order import ESTIMATES
 from probes.tables import digest, make_table
 
 Node = Literal["z", "q", "k", "v"]

@@ -20,7 +20,7 @@ from probes.ablation.sweep import MEMORY
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval, percentile_interval, resampled_means
 from probes.reading.reads import provenance
-from probes.schemas.cause import IMPORTANCE
+from probes.schemas.first_order import IMPORTANCE
 from probes.tables import make_table
 
 Reduction = Literal["example", "token", "batch"]

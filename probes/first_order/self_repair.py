@@ -25,7 +25,7 @@ from probes.ablation.runs import HeadSet, Request, SequenceRuns, layer_edits, pl
 from probes.ablation.sweep import MEMORY, Ablation, Progress, known_sets, row_counts, sweep_request
 from probes.intervals import bootstrap_interval
 from probes.reading.reads import provenance
-from probes.schemas.cause import SELF_REPAIR
+from probes.schemas.first_order import SELF_REPAIR
 from probes.tables import rows_table
 
 NORMS = ("free", "frozen")

@@ -1,4 +1,4 @@
-"""What breaks without a head: the tables of ablations."""
+"""What breaks without heads: the tables of ablations, of feeders and of pruned models."""
 
 from probes.schemas.columns import CI_HIGH, CI_LOW, HEAD, LAYER, N_SEQUENCES, UNIT, Column, Schema
 
@@ -41,114 +41,6 @@ PAIRS = Schema(
         Column(name="interaction", kind="number", meaning="joint - (first + second)"),
         Column(name="ci_low", kind="number", meaning="lower end of the interval of interaction"),
         Column(name="ci_high", kind="number", meaning="upper end of the interval of interaction"),
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
-IMPORTANCE = Schema(
-    name="importance",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="reduce", kind="text", meaning="absolute value of each example, token or all"),
-        Column(name="normalise", kind="text", meaning="by nothing, its layer or its parameters"),
-        Column(name="importance", kind="number", meaning="|d metric / d gate|, added up by reduce"),
-        CI_LOW,
-        CI_HIGH,
-        Column(name="gradient", kind="number", meaning="d metric / d gate, with its sign"),
-        Column(name="gradient_ci_low", kind="number", meaning="lower end of its interval"),
-        Column(name="gradient_ci_high", kind="number", meaning="upper end of its interval"),
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
-ESTIMATES = Schema(
-    name="estimates",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="node", kind="text", meaning="what is exchanged: z, or q, k or v of the head"),
-        Column(name="mode", kind="text", meaning="by what: zero, mean, resample, or an example"),
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="estimate", kind="number", meaning="first order of ablated - baseline"),
-        CI_LOW,
-        CI_HIGH,
-        Column(
-            name="grad_drop",
-            kind="number",
-            meaning="its size where no gradient passes one layer, mean over layers; NaN: not asked",
-        ),
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
-FIRST_ORDER = Schema(
-    name="first_order",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
-        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
-        Column(name="ablated", kind="number", meaning="the metric without the head"),
-        Column(name="delta", kind="number", meaning="ablated - baseline, exact"),
-        CI_LOW,
-        CI_HIGH,
-        Column(name="estimate", kind="number", meaning="of delta, by attribution patching"),
-        Column(name="estimate_ci_low", kind="number", meaning="lower end of its interval"),
-        Column(name="estimate_ci_high", kind="number", meaning="upper end of its interval"),
-        Column(name="grad_drop", kind="number", meaning="GradDrop; NaN: not asked for"),
-        Column(name="importance", kind="number", meaning="|d metric / d gate| by example"),
-        Column(name="importance_token", kind="number", meaning="the same by token"),
-        Column(name="importance_batch", kind="number", meaning="the same of the whole batch"),
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
-AGREEMENT = Schema(
-    name="agreement",
-    version=1,
-    columns=(
-        Column(name="estimator", kind="text", meaning="what ranks the heads"),
-        Column(name="compared_with", kind="text", meaning="the exact delta, or its size"),
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
-        Column(name="spearman", kind="number", meaning="rank correlation over heads"),
-        CI_LOW,
-        CI_HIGH,
-        Column(name="top", kind="whole", meaning="heads of the largest size that are compared"),
-        Column(name="shared", kind="whole", meaning="heads that are among the top of both"),
-        Column(name="shared_chance", kind="number", meaning="of two random picks: top^2 / heads"),
-        Column(name="n_heads", kind="whole", meaning="heads that are ranked"),
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
-SELF_REPAIR = Schema(
-    name="self_repair",
-    version=1,
-    columns=(
-        LAYER,
-        Column(name="head", kind="whole or none", meaning="head; none: several together"),
-        Column(name="heads", kind="text", meaning="all heads that go"),
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
-        Column(name="norm", kind="text", meaning="the last norm's scale: free, or frozen"),
-        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
-        Column(name="direct", kind="number", meaning="how much worse by the head's writing alone"),
-        Column(name="total", kind="number", meaning="how much worse once all has reacted"),
-        Column(name="repair", kind="number", meaning="direct - total: what others make up for"),
-        Column(name="ci_low", kind="number", meaning="lower end of the interval of repair"),
-        Column(name="ci_high", kind="number", meaning="upper end of the interval of repair"),
         N_SEQUENCES,
         UNIT,
     ),
@@ -275,89 +167,6 @@ FEEDERS = Schema(
     ),
 )
 
-N_ROWS = Column(name="n_rows", kind="whole", meaning="rows that were counted")
-
-PATCHING = Schema(
-    name="patching",
-    version=1,
-    columns=(
-        Column(name="activation", kind="text", meaning="what is exchanged: z, resid_pre, ..."),
-        LAYER,
-        Column(
-            name="head",
-            kind="whole or none",
-            meaning="head, of k and v the key head; none: the whole layer",
-        ),
-        Column(name="pos", kind="whole or none", meaning="position; none: all of them together"),
-        Column(name="clean", kind="number", meaning="answers' logits of the clean run"),
-        Column(name="corrupt", kind="number", meaning="answers' logits of the corrupt run"),
-        Column(name="patched", kind="number", meaning="answers' logits of the patched corrupt run"),
-        Column(
-            name="share",
-            kind="number",
-            meaning="(patched - corrupt) / (clean - corrupt); NaN: the runs do not differ",
-        ),
-        CI_LOW,
-        CI_HIGH,
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
-LENS = Schema(
-    name="lens",
-    version=1,
-    columns=(
-        Column(
-            name="layer", kind="whole", meaning="blocks that have acted; 0: the embeddings alone"
-        ),
-        Column(name="pos", kind="whole or none", meaning="position; none: all rows that count"),
-        Column(name="log_prob", kind="number", unit="nats", meaning="ln p(answer), mean over rows"),
-        Column(name="top1", kind="number", meaning="share of rows whose likeliest is the answer"),
-        Column(name="rank", kind="number", meaning="tokens likelier than the answer, mean"),
-        Column(name="entropy", kind="number", unit="nats", meaning="of what it would say, mean"),
-        CI_LOW,
-        CI_HIGH,
-        N_SEQUENCES,
-        N_ROWS,
-        UNIT,
-    ),
-)
-
-ATTRIBUTION = Schema(
-    name="attribution",
-    version=1,
-    columns=(
-        Column(name="part", kind="text", meaning="embed, pos_embed, head, b_O, mlp or b_U"),
-        Column(name="layer", kind="whole or none", meaning="block; none: not part of one"),
-        Column(name="head", kind="whole or none", meaning="head; none: not one"),
-        Column(name="attribution", kind="number", meaning="what it adds to the answers' logit"),
-        CI_LOW,
-        CI_HIGH,
-        N_SEQUENCES,
-        N_ROWS,
-        UNIT,
-    ),
-)
-
-EDGES = Schema(
-    name="edges",
-    version=1,
-    columns=(
-        Column(name="writer", kind="text", meaning="embed, head or mlp"),
-        Column(name="writer_layer", kind="whole or none", meaning="its block; none: embed"),
-        Column(name="writer_head", kind="whole or none", meaning="its head; none: not one"),
-        Column(name="reader", kind="text", meaning="q, k or v of a head, mlp or logits"),
-        Column(name="reader_layer", kind="whole or none", meaning="its block; none: logits"),
-        Column(name="reader_head", kind="whole or none", meaning="its head; none: not one"),
-        Column(name="score", kind="number", meaning="first-order effect on the answers' logits"),
-        CI_LOW,
-        CI_HIGH,
-        N_SEQUENCES,
-        UNIT,
-    ),
-)
-
 PRUNING = Schema(
     name="pruning",
     version=1,
@@ -472,19 +281,10 @@ GATES = Schema(
 CAUSE_SCHEMAS = (
     ABLATION,
     PAIRS,
-    IMPORTANCE,
-    ESTIMATES,
-    FIRST_ORDER,
-    AGREEMENT,
-    SELF_REPAIR,
     COMPOSITION,
     SHAPLEY,
     REDUNDANCY,
     FEEDERS,
-    PATCHING,
-    LENS,
-    ATTRIBUTION,
-    EDGES,
     PRUNING,
     RANDOM_BAND,
     REMOVABLE,

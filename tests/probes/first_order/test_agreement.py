@@ -11,7 +11,7 @@ from probes.ablation.table import ablation_sweep, mean_reference
 from probes.first_order.agreement import first_order_study
 from probes.first_order.attribution_patching import estimated_ablations
 from probes.first_order.importance import head_importance
-from probes.schemas.cause import AGREEMENT, FIRST_ORDER
+from probes.schemas.first_order import AGREEMENT, FIRST_ORDER
 
 TASK = get_task("reversal", length=6, n_symbols=4)
 

@@ -19,7 +19,7 @@ from probes.first_order.attribution_patching import NODES, estimated_ablations, 
 from probes.first_order.importance import head_importance
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
-from probes.schemas.cause import ESTIMATES
+from probes.schemas.first_order import ESTIMATES
 
 TASK = get_task("reversal", length=6, n_symbols=4)
 HEADS = list(itertools.product(range(2), range(3)))

@@ -20,7 +20,7 @@ from probes.first_order.importance import (
 )
 from probes.first_order.self_repair import repair_split
 from probes.pruning.removing import count_parameters, prune_heads
-from probes.schemas.cause import IMPORTANCE
+from probes.schemas.first_order import IMPORTANCE
 
 
 def by_hooks(model: HookedGPT, batch: Batch) -> torch.Tensor:

@@ -16,7 +16,7 @@ from probes.ablation.table import ablation_sweep, head_donors, mean_reference
 from probes.first_order.self_repair import repair_split
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
-from probes.schemas.cause import SELF_REPAIR
+from probes.schemas.first_order import SELF_REPAIR
 
 TASK = get_task("reversal", length=6, n_symbols=4)
 
