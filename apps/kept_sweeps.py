@@ -1,21 +1,23 @@
 """Long work: with a bar, shared by processes, and kept until the same command is done.
 
 What is done lies in the user's cache directory, one folder for each request, so that a command that
-was interrupted, or killed, goes on when it is given again. What the folder holds, and when it is
-refused, is `probes.ablation.ledger`'s.
+was interrupted, or killed, goes on when it is given again. What nobody came back to for KEPT_DAYS
+is removed. What the folder holds, and when it is refused, is `probes.ablation.ledger`'s.
 """
 
 import hashlib
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.console import is_main_process
 from apps.terminal.progress_bars import progress_bar
+from lab.durable import hold
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,15 @@ logger = logging.getLogger(__name__)
 
 SWEEPS = "sweeps"
 """Folder of unfinished sweeps in the cache directory."""
+KEPT_DAYS = 30
+"""For so long unfinished work waits to be gone on with."""
 
 
 @contextmanager
-def long_work(doing: str, *request: object, device: "torch.device") -> Iterator[dict[str, Any]]:
-    """Give what a sweep is told beside its question: progress, ledger and processes.
+def long_work(
+    doing: str, *request: object, device: "torch.device | None" = None
+) -> Iterator[dict[str, Any]]:
+    """Give what a sweep is told beside its question: progress, ledger and, if shared, processes.
 
     The ledger goes when the work is done, and stays when it is interrupted or killed.
 
@@ -36,15 +42,17 @@ def long_work(doing: str, *request: object, device: "torch.device") -> Iterator[
         doing: What the work is, for the bar.
         request: What is asked, weights and sequences included: anything with a repr. The same
             request finds what it left.
-        device: Where the model is.
+        device: Where the model is, of work that processes share; None: each does all of it, and
+            the first one keeps it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; its text says that the same command goes on from there.
     """
-    ledger = ledger_of((doing, *request))
+    ledger = ledger_of((doing, *request)) if device or is_main_process() else None
+    shared = {} if device is None else {"processes": processes_on(device)}
     try:
         with progress_bar(doing, "run") as show:
-            yield {"progress": show, "ledger": ledger, "processes": processes_on(device)}
+            yield {"progress": show, "ledger": ledger, **shared}
     except KeyboardInterrupt:
         if ledger is not None and ledger.is_dir():
             raise KeyboardInterrupt(
@@ -57,16 +65,36 @@ def long_work(doing: str, *request: object, device: "torch.device") -> Iterator[
 
 def ledger_of(request: Sequence[object]) -> Path | None:
     """Return the place for what is done of a request; None where nothing can be written."""
-    from lab.families.weight_cache import cache_home
+    import torch
 
-    key = hashlib.sha256(repr(request).encode()).hexdigest()[:24]
+    from lab.families.weight_cache import cache_home
+    from lab.runtime import versions
+
+    # Another library, or number of threads, gives other last bits: that is another ledger.
+    asked = (*request, versions(), torch.get_num_threads())
+    key = hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
     try:
         home = cache_home() / SWEEPS
         home.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         logger.info("nothing can be kept of this work: %s", error)
         return None
-    return home / key if os.access(home, os.W_OK) else None
+    if not os.access(home, os.W_OK):
+        return None
+    with suppress(OSError):
+        os.utime(home / key)  # asked for again: it is not old
+    remove_old(home)
+    return home / key
+
+
+def remove_old(home: Path) -> None:
+    """Remove what nobody went on with for KEPT_DAYS; never what another process holds."""
+    before = time.time() - KEPT_DAYS * 24 * 3600
+    for folder in home.iterdir():
+        with suppress(OSError, ValueError):
+            if folder.stat().st_mtime < before:
+                with hold(folder):
+                    shutil.rmtree(folder)
 
 
 def processes_on(device: "torch.device") -> Any:

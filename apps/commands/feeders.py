@@ -39,7 +39,8 @@ ABOUT = f"""
 Say which earlier heads feed the induction heads of a model. An induction head
 finds what followed an earlier copy because another head told each token what
 stood before it: each earlier head is ablated, alone and together with all that
-look at the previous token, and the induction heads and the loss are watched.
+look at the previous token, and the induction heads and the loss are watched. An
+interrupted command goes on where it stopped when it is given again.
 
   headlab feeders {next(iter(KNOWN))}
   headlab feeders folder/of/a/model --targets L5H1 --frozen --out feeders
@@ -115,7 +116,7 @@ def run_feeders(arguments: list[str]) -> int:
     ablation = ablation_of(subject, chosen, form.mode)
 
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
-    with long_work("ablating earlier heads", *asked, device=subject.model.W_E.device) as work:
+    with long_work("ablating earlier heads", *asked) as work:
         frame = feeder_scores(
             subject.model,
             repeats(subject, n, form.seed, longest=LONGEST_BLOCK),
@@ -124,12 +125,13 @@ def run_feeders(arguments: list[str]) -> int:
             ablation=ablation,
             frozen=form.frozen,
             seed=form.seed,
-            progress=work["progress"],
+            **work,
         )
-    say_heading(subject.title, [*chosen.facts, *ablation_facts(chosen, form.mode)])
+    facts = [*chosen.facts, *ablation_facts(chosen, form.mode)]
+    say_heading(subject.title, facts)
     say_feeders(json_rows(frame), everything=form.all_heads)
     if out is not None:
-        told = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
+        told = {"model": subject.title, **subject.facts, **dict(facts)}
         write_and_say(out, {"feeders": frame}, drawn(frame), told)
     return 0
 

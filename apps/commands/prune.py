@@ -1,19 +1,20 @@
 """`headlab prune`: a smaller model without some heads, certified; the curve of getting there."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
 from apps.commands.arguments import fill_in, gives, listed, refuse_beside
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
+from apps.kept_sweeps import long_work
 from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
 from apps.pruned_model import default_place, place_given, write_model
 from apps.scored_sequences import TOPIC_SEQUENCES, ScoredInput, split_input
 from apps.subject import Subject, open_subject, require_heads
-from apps.terminal.progress_bars import progress_bar
 from apps.terminal.pruning_table import say_curve, say_removable
 from lab.config import require_whole
 from lab.naming import counted, quoted
@@ -64,8 +65,8 @@ says how close they are. Heads keep their names: L1H3 stays L1H3, also when the
 new model is pruned again.
 
 With --curve, every step of the order is measured on held-out sequences, beside
-random orders: how many heads can go at 1 % and at 5 %? A search that is
-stopped begins anew.
+random orders: how many heads can go at 1 % and at 5 %? An interrupted command
+goes on where it stopped when it is given again.
 """
 
 
@@ -150,22 +151,25 @@ def run_prune(arguments: list[str]) -> int:
         raise ValueError("--fine-tune must be asked of a run, whose task it trains on")
     chosen = split_input(subject, form)
     reference = folded_mean(subject, chosen) if form.mode == "mean" else None
+    asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
     tables: dict[str, pd.DataFrame] = {}
-    if not heads:
-        tables = orders(form, subject, chosen, reference)
-        heads = () if form.keep is None else removed_at(tables["pruning"], form)
-    by = [] if form.heads and form.mode == "zero" else [("chosen on", chosen.reference_name)]
-    say_heading(subject.title, [*chosen.facts, *by])
-    if form.curve:
-        say_tables(form, tables)
-    if makes_model and out is not None:
+    with long_work("pruning", *asked) as work:  # kept until all is written
+        if not heads:
+            tables = orders(form, subject, chosen, reference, **work)
+            heads = () if form.keep is None else removed_at(tables["pruning"], form)
+        by = [] if form.heads and form.mode == "zero" else [("chosen on", chosen.reference_name)]
+        say_heading(subject.title, [*chosen.facts, *by])
         if form.curve:
-            say()
-        how = {"mode": form.mode, "reference": reference}
-        write_model(subject, heads, out, chosen.batch, how, form.fine_tune)
-    if form.curve and out is not None:
-        told = {**subject.facts, "input": chosen.description, "selection": chosen.reference_name}
-        write_and_say(out, tables, drawn(tables), told, within="curve" if makes_model else None)
+            say_tables(form, tables)
+        if makes_model and out is not None:
+            if form.curve:
+                say()
+            how = {"mode": form.mode, "reference": reference}
+            write_model(subject, heads, out, chosen.batch, how, form.fine_tune)
+        if form.curve and out is not None:
+            told = {"model": subject.title, **subject.facts, **dict(chosen.facts)}
+            told |= {"selection": chosen.reference_name, "interval": chosen.interval}
+            write_and_say(out, tables, drawn(tables), told, within="curve" if makes_model else None)
     return 0
 
 
@@ -204,7 +208,11 @@ def folded_mean(subject: Subject, chosen: ScoredInput) -> "Reference":
 
 
 def orders(
-    form: PruneForm, subject: Subject, chosen: ScoredInput, reference: "Reference | None"
+    form: PruneForm,
+    subject: Subject,
+    chosen: ScoredInput,
+    reference: "Reference | None",
+    **work: Any,
 ) -> "dict[str, pd.DataFrame]":
     """Return the curve of an order, or as much of it as --keep needs, and what it says."""
     from probes.pruning.curves import curve_steps, pruning_curve, random_band
@@ -215,21 +223,20 @@ def orders(
         gone = subject.n_heads - form.keep
         known = curve_steps(subject.n_heads, None)
         steps = sorted({gone, *(step for step in known if form.curve or step < gone)})
-    with progress_bar("pruning", "model") as show:
-        curve = pruning_curve(
-            subject.model,
-            chosen.reference,
-            form.order,
-            held_out=chosen.batch,
-            steps=steps,
-            seeds=form.random_orders if form.curve else int(form.order == "random"),
-            metric=None if form.metric == "auto" else form.metric,
-            normalise=[form.normalise],
-            mode=form.mode,
-            reference=reference,
-            seed=form.seed,
-            progress=show,
-        )
+    curve = pruning_curve(
+        subject.model,
+        chosen.reference,
+        form.order,
+        held_out=chosen.batch,
+        steps=steps,
+        seeds=form.random_orders if form.curve else int(form.order == "random"),
+        metric=None if form.metric == "auto" else form.metric,
+        normalise=[form.normalise],
+        mode=form.mode,
+        reference=reference,
+        seed=form.seed,
+        **work,
+    )
     spare = heads_to_spare(curve, "exact_match" if chosen.task else "loss")
     tables = {"pruning": curve, "removable": spare}
     drawn_orders = form.curve and form.random_orders

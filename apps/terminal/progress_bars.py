@@ -28,5 +28,7 @@ def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress]:
         def show(done: int, of: int) -> None:
             bar.total = of
             bar.update(done - bar.n)
+            if done == of:
+                bar.clear()  # what is printed next begins its line
 
         yield show

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.checkpoint import load_model
+from probes.feeders.runs import SomeRuns
 from probes.feeders.scores import feeder_scores
 from probes.planted import PlantedHead, plant
 from probes.reading.inputs import repeated_pair
@@ -111,3 +112,23 @@ def test_a_wrong_request_is_one_line(
     assert "[(" not in err  # words of a program
     assert err.startswith(f"headlab: error: {message}")
     assert err.count("\n") == 1
+
+
+def test_what_is_interrupted_is_kept(
+    headlab: Headlab, circuit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "cache" / "headlab" / "sweeps"
+    whole = headlab("feeders", str(circuit))
+    assert list(kept.iterdir()) == []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SomeRuns, "measured", interrupt)
+        code, out, err = headlab("feeders", str(circuit))
+    (folder,) = kept.iterdir()
+    assert (code, out) == (130, "")
+    assert err.endswith(f"the same command goes on from there ({folder})\n")
+    assert headlab("feeders", str(circuit)) == whole
+    assert list(kept.iterdir()) == []

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,16 +13,18 @@ from apps.cli import main
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.runs import open_run
+from probes.pruning import points
 
 SHIPPED = Path(__file__).resolve().parents[2] / "artifacts" / "reversal"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with the shipped run, cut to what pruning reads."""
-    shutil.copytree(SHIPPED, tmp_path / "reversal")
-    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))
-    return tmp_path
+    """A home with the shipped run, cut to what pruning reads, and a cache of its own."""
+    shutil.copytree(SHIPPED, tmp_path / "home" / "reversal")
+    monkeypatch.setenv("HEADLAB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "home"
 
 
 def test_removes_a_layer_and_prints_the_proof(
@@ -199,3 +202,41 @@ def test_a_pruned_run_can_be_trained_on(home: Path, capsys: pytest.CaptureFixtur
     assert main(["runs"]) == 0
     shown = capsys.readouterr().out
     assert re.search(rf"^reversal-pruned +reversal \d+ +{run.last_step} ", shown, re.M)
+
+
+def test_an_interrupted_search_goes_on_and_is_kept_until_all_is_written(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = home.parent / "cache" / "headlab" / "sweeps"
+    few = ("--sequences", "20", "--random-orders", "0", "--order", "one-shot")
+    asked = ["prune", "reversal", "--curve", "--keep", "4", *few, "--out", "small"]
+    measured: list[int] = []
+    point = points.measured_point
+
+    def interrupted(*given: Any) -> Any:
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        measured.append(1)
+        return point(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(points, "measured_point", interrupted)
+        assert main(asked) == 130
+    (folder,) = kept.iterdir()
+    assert capsys.readouterr().err == (
+        "headlab: stopped; what is done is kept, and the same command goes on from there "
+        f"({folder})\n"
+    )
+    before = sorted(folder.glob("*-*.npz"))
+    assert len(before) > 4
+    times = [path.stat().st_mtime_ns for path in before]
+
+    def full(*_: object) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("probes.pruning.pruned_run.write_run", full)
+        assert main(asked) == 2
+    assert [path.stat().st_mtime_ns for path in before] == times
+    assert main(asked) == 0
+    assert list(kept.iterdir()) == []
