@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+NOTED = ("input", "scored", "selection", "ablated", "interval")
+"""Facts that stand below a figure, beside the model that they are about."""
+
 
 def write_and_say(
     out: Path,
@@ -25,8 +28,8 @@ def write_and_say(
     Args:
         out: The folder, as `check_out` returns it.
         tables: Tables by name, each written as CSV, Parquet and JSON.
-        figures: Figures by name, each written as PNG.
-        facts: What the tables carry besides: where the model comes from, what it was read on.
+        figures: Figures by name, each written as PNG, with facts in small print.
+        facts: What the tables carry besides: the model, where it comes from, what it was read on.
         within: Folder inside a run or a saved model, which then vouches for them; None: `out` is
             a new folder.
     """
@@ -35,9 +38,13 @@ def write_and_say(
     from probes.plots import png_bytes
     from probes.table_files import files_of, write_whole
 
+    facts = facts or {}
     for frame in tables.values():
-        frame.attrs.update(facts or {})
-    pictures = {f"{name}.png": png_bytes(figure) for name, figure in (figures or {}).items()}
+        frame.attrs.update(facts)
+    note = note_of(facts)
+    pictures = {
+        f"{name}.png": png_bytes(figure, note=note) for name, figure in (figures or {}).items()
+    }
     files = files_of(tables) | pictures
     if within is None:
         write_whole(out, files)
@@ -49,3 +56,13 @@ def write_and_say(
         kinds += f"; {', '.join(pictures)}"
     say()
     say_facts([("wrote", f"{len(files)} files into {out}: {kinds}")])
+
+
+def note_of(facts: Mapping[str, Any]) -> str:
+    """Say below a figure which model it is about, on which input, and what the intervals are.
+
+    >>> note_of({"model": "tiny: step 60", "run": "tiny", "input": "50 unseen sequences"})
+    'tiny: step 60 | input: 50 unseen sequences'
+    """
+    named = [facts["model"]] if "model" in facts else []
+    return " | ".join([*named, *(f"{name}: {facts[name]}" for name in NOTED if name in facts)])

@@ -68,18 +68,23 @@ class ScoredInput:
         """What was read and scored, as lines of a label and a text."""
         return [("input", self.description), ("scored", self.rows)]
 
+    @property
+    def interval(self) -> str:
+        """What the intervals over these sequences are."""
+        from probes.intervals import FEW_SEQUENCES
+
+        few = "" if len(self.batch) >= FEW_SEQUENCES else "; so few sequences make it rough"
+        return f"95 %, sequences resampled{few}"
+
 
 def ablation_facts(chosen: ScoredInput, mode: str, value: float = 0.0) -> list[tuple[str, str]]:
     """Return how heads were ablated, and what the intervals are, as lines for `say_facts`."""
-    from probes.intervals import FEW_SEQUENCES
-
     how = f"{mode}: a head writes {dict(MODES)[mode]}"
     if mode != "zero":
         how += f" (of {chosen.reference_name})"
     if value:
         how += f"; it keeps {value:g} of its own"
-    few = "" if len(chosen.batch) >= FEW_SEQUENCES else "; so few sequences make it rough"
-    return [("ablated", how), ("interval", f"95 %, sequences resampled{few}")]
+    return [("ablated", how), ("interval", chosen.interval)]
 
 
 def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:

@@ -31,7 +31,15 @@ from apps.scored_sequences import (
     scored_input,
 )
 from apps.subject import Subject, open_subject, require_heads
-from apps.terminal.ablation_table import LOWER_BOUND, say_groups, say_pairs, say_set, say_sweep
+from apps.terminal.ablation_table import (
+    INTERACTS,
+    LOWER_BOUND,
+    group_name,
+    say_groups,
+    say_pairs,
+    say_set,
+    say_sweep,
+)
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
@@ -135,11 +143,13 @@ def run_ablate(arguments: list[str]) -> int:
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
     with long_work("ablating", *asked, device=subject.model.W_E.device) as work:
         frame = measured(form, subject, chosen, ablation, heads, **work)
-    say_heading(subject.title, [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)])
+    facts = [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)]
+    say_heading(subject.title, facts)
     say_rows(form, frame, chosen.task, subject.n_heads)
     if out is not None:
-        facts = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
-        write_and_say(out, {str(frame.attrs["table"]): frame}, drawn(form, frame), facts)
+        told = {"model": subject.title, **subject.facts, **dict(facts)}
+        pictures = drawn(form, frame, chosen.task)
+        write_and_say(out, {str(frame.attrs["table"]): frame}, pictures, told)
     return 0
 
 
@@ -211,16 +221,20 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None, n_heads:
         say("Whole layers were left out, as of every model of over 100 heads: --layers")
 
 
-def drawn(form: AblateForm, frame: "pd.DataFrame") -> "dict[str, Figure]":
+def drawn(form: AblateForm, frame: "pd.DataFrame", task: str | None) -> "dict[str, Figure]":
     """Draw the table that was asked for, where there is a picture of it."""
     from probes.plots import plot_effects, plot_joint, plot_pairs
     from probes.plots.canvas import figure_of
 
     if form.groups:
-        names = frame["group"].unique().tolist()
-        return {f"joint-{name}": figure_of(plot_joint(frame, group=name)) for name in names}
+        said = {str(name): group_name(str(name), task) for name in frame["group"].unique()}
+        named = frame.assign(group=frame["group"].map(said))
+        return {
+            f"joint-{name}": figure_of(plot_joint(named, group=group))
+            for name, group in said.items()
+        }
     if form.pairs:
-        return {"pairs": figure_of(plot_pairs(frame))}
+        return {"pairs": figure_of(plot_pairs(frame, least=INTERACTS))}
     if form.heads:
         return {}
     return {"ablation": figure_of(plot_effects(frame, metric=form.metrics[0]))}

@@ -112,7 +112,7 @@ def run_importance(arguments: list[str]) -> int:
         say()
         say_agreement(rows["agreement"])
     if out is not None:
-        told = {**subject.facts, "input": chosen.description, "scored": chosen.rows}
+        told = {"model": subject.title, **subject.facts, **dict(facts)}
         write_and_say(out, tables, drawn(tables), told)
     return 0
 

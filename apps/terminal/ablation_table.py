@@ -18,6 +18,9 @@ FEW_HEADS = 32
 TOP = 20
 """Rows that are shown of a large table."""
 
+INTERACTS = 0.01
+"""Pairs that stay below this share of the largest interaction are counted, not shown."""
+
 SMALL = 0.001
 """Changes below this are written with a power of ten: four decimals would hide them."""
 
@@ -82,9 +85,11 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
 
     Args:
         rows: Rows of the pairs table, the largest interaction first.
-        everything: Whether all pairs are shown.
+        everything: Whether all pairs are shown, or those that interact.
     """
-    shown = rows if everything else rows[:TOP]
+    sizes = [abs(row["interaction"]) for row in rows]
+    n_interacting = sum(size >= INTERACTS * sizes[0] for size in sizes)
+    shown = rows if everything else rows[: min(n_interacting, TOP)]
     say(f"{changes_of(rows[0])}; sorted by the size of what is beyond the sum")
     say()
     lines = [
@@ -100,7 +105,10 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
     say_table(["without", *titles, "95 % interval\nof that"], lines, words=(0, 5))
     if len(shown) < len(rows):
         say()
-        say(f"the {TOP} largest of {counted(len(rows), 'pair')}; the others with --all-heads")
+        say(
+            f"the other {counted(len(rows) - len(shown), 'pair')}: at most "
+            f"{sizes[len(shown)]:.1e} beyond the sum, either way; shown with --all-heads"
+        )
 
 
 def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.naming import head_label, unknown_name
+from probes.ablation.metrics import METRICS
 from probes.plots.canvas import (
     BLUE,
     FAINT,
@@ -22,6 +23,9 @@ from probes.plots.canvas import (
 
 FEW_BARS = 16
 """Up to this many, bars have room for their numbers."""
+
+FLAT = 0.005
+"""Changes below this are bars that are not seen, and 0 with two decimals."""
 
 MANY_BARS = 60
 """Beyond this many, their names are small print."""
@@ -59,6 +63,28 @@ def change_label(metric: str, unit: str, worse: str = "") -> str:
     notes = ["" if unit == "share" else unit, f"{worse} is worse" if worse else ""]
     said = "; ".join(note for note in notes if note)
     return f"change in {metric.replace('_', ' ')}" + (f" ({said})" if said else "")
+
+
+def better_way(metric: str) -> str | None:
+    """Return which way of a metric is better: lower, higher, or None of an unknown one."""
+    return {known.name: known.better for known in METRICS}.get(metric)
+
+
+def change_axis(metric: str, unit: str) -> str:
+    """Return the name of an axis along which a metric's changes are drawn upwards."""
+    worse = {"lower": "up", "higher": "down", None: ""}[better_way(metric)]
+    return change_label(metric, unit, worse)
+
+
+def change_text(value: float) -> str:
+    """Write a change beside its bar: a small one is not 0.
+
+    >>> change_text(7.52), change_text(-0.25), change_text(0.00013), change_text(0.0)
+    ('+7.52', '-0.25', '+1e-04', '0')
+    """
+    if not value:
+        return "0"
+    return f"{value:+.2f}" if abs(value) >= FLAT else f"{value:+.0e}"
 
 
 def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -104,7 +130,7 @@ def plot_ablation(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None 
     if len(rows) <= FEW_BARS:
         label_bars(ax, delta, rows["ci_low"].fillna(0).tolist(), rows["ci_high"].fillna(0).tolist())
     unit = str(rows["unit"].iloc[0])
-    ax.set_ylabel(change_label(metric, unit), color=INK)
+    ax.set_ylabel(change_axis(metric, unit), color=INK)
     if unit == "share":
         ax.set_ylim(-1.15, 0.15 + max(0.0, delta.max()))
     else:
@@ -127,10 +153,9 @@ def set_name(heads: str, layer: int, all_heads: str | None) -> str:
 def label_bars(ax: Axes, delta: np.ndarray, low: Sequence[float], high: Sequence[float]) -> None:
     """Write each change beyond the end of its bar and whisker: a flat bar is a number too."""
     for place, (change, bottom, top) in enumerate(zip(delta, low, high, strict=True)):
-        flat = abs(change) < 0.005
-        up = flat or change > 0
+        up = abs(change) < FLAT or change > 0
         ax.annotate(
-            "0" if flat else f"{change:+.2f}",
+            change_text(change),
             (place, max(change, top) if up else min(change, bottom)),
             xytext=(0, 4 if up else -4),
             textcoords="offset points",

@@ -7,15 +7,18 @@ red and green alike, and dark means much on every map.
 
 import io
 from collections.abc import Sequence
+from textwrap import fill
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.typing import ColorType
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 INK = "#1b2733"
 MUTED = "#5b6b7a"
@@ -44,6 +47,8 @@ SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#062c4f", "#0b5c94", "#7fb6dc", "#ffffff", "#f2a978", "#d55e00", "#7a3300"]
 )
 """White is 0, orange above and blue below it, darker both ways."""
+SMALL_PRINT = 15
+"""Characters of small print that an inch has room for."""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -67,14 +72,57 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def png_bytes(figure: Figure, dpi: int = 150) -> bytes:
-    """Return the figure as a PNG file of up to 256 colours: a third of the bytes."""
-    drawn, packed = io.BytesIO(), io.BytesIO()
+def png_bytes(figure: Figure, dpi: int = 150, note: str = "") -> bytes:
+    """Return the figure as a PNG file of up to 256 colours: a third of the bytes.
+
+    Args:
+        figure: What was drawn; it stays as it is.
+        dpi: Pixels an inch.
+        note: What it was measured on: small print below it, and the file's Description.
+    """
+    picture, told = pixels(figure, dpi), PngInfo()
+    if note:
+        told.add_text("Description", note)
+        small = pixels(small_print(note, float(figure.get_figwidth())), dpi)
+        whole = Image.new("RGB", (picture.width, picture.height + small.height), "white")
+        whole.paste(picture, (0, 0))
+        whole.paste(small, (0, picture.height))
+        picture = whole
+    packed = io.BytesIO()
+    few = picture.quantize(256, dither=Image.Dither.NONE)
+    few.save(packed, format="PNG", optimize=True, pnginfo=told)
+    return packed.getvalue()
+
+
+def pixels(figure: Figure, dpi: int) -> Image.Image:
+    """Return the figure as an image on white."""
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, facecolor="white")
     with Image.open(drawn) as image:
-        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(packed, format="PNG", optimize=True)
-    return packed.getvalue()
+        return image.convert("RGB")
+
+
+def small_print(text: str, width: float) -> Figure:
+    """Return a strip of a figure's width, in inches, with a text in as many lines as it needs."""
+    said = fill(drawable(text, "sans-serif"), max(20, int((width - 0.2) * SMALL_PRINT)))
+    height = 0.12 + 0.14 * (said.count("\n") + 1)
+    strip = Figure(figsize=(width, height))
+    FigureCanvasAgg(strip)
+    strip.text(
+        0.1 / width, 0.1 / height, said, fontsize=8, color=MUTED, va="bottom", parse_math=False
+    )
+    return strip
+
+
+def drawable(text: str, family: str = "monospace") -> str:
+    r"""Return a text with an escape for each character that the figure's font cannot draw.
+
+    >>> print(drawable("caf\N{LATIN SMALL LETTER E WITH ACUTE}") == "caf\xe9", drawable("a\nb"))
+    True a\nb
+    """
+    font = get_font(findfont(FontProperties(family=[family])))
+    known = font.get_charmap()
+    return "".join(c if c.isprintable() and ord(c) in known else ascii(c)[1:-1] for c in text)
 
 
 def headline(ax: Axes, text: str) -> None:

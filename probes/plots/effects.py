@@ -5,8 +5,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.naming import counted, head_label, unknown_name
-from probes.ablation.metrics import METRICS
-from probes.plots.bars import FEW_BARS, WIDEST, change_label, of_metric
+from probes.plots.bars import (
+    FEW_BARS,
+    WIDEST,
+    better_way,
+    change_axis,
+    change_label,
+    change_text,
+    of_metric,
+)
 from probes.plots.canvas import (
     BLUE,
     FAINT,
@@ -22,17 +29,6 @@ from probes.plots.grids import draw_signed, number_axes
 
 SKY = "#56b4e9"
 """Okabe and Ito's light blue, beside BLUE and ORANGE."""
-
-
-def better_way(metric: str) -> str | None:
-    """Return which way of a metric is better: lower, higher, or None of an unknown one."""
-    return {known.name: known.better for known in METRICS}.get(metric)
-
-
-def change_axis(metric: str, unit: str) -> str:
-    """Return the name of an axis along which a metric's changes are drawn upwards."""
-    worse = {"lower": "up", "higher": "down", None: ""}[better_way(metric)]
-    return change_label(metric, unit, worse)
 
 
 def plot_effects(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None = None) -> Axes:
@@ -111,7 +107,7 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
         if np.isfinite(value):
             end = np.nanmax([value, high]) if value >= 0 else np.nanmin([value, low])
             ax.annotate(
-                f"{value:+.2g}" if value else "0", (place, bottoms[place] + end),
+                change_text(value), (place, bottoms[place] + end),
                 xytext=(0, 4 if value >= 0 else -4),
                 textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
                 fontsize=9, color=INK,
@@ -127,6 +123,8 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
     ax.axhline(0.0, color=MUTED, linewidth=1)
     ax.set_ylabel(change_axis(whole["metric"], whole["unit"]), color=INK)
     ax.margins(y=0.15)
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, 0.0), max(high, 0.0))  # from a hair above 0 the axis has no 0
     ax.grid(axis="y", color=FAINT, linewidth=0.8, zorder=0)
     ax.set_axisbelow(True)
     headline(ax, f"Heads of {group}: one by one, and together")
@@ -149,12 +147,13 @@ def plot_shapley(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         places, frame["value"], width=0.7, color=BLUE, zorder=2, label="Shapley value", gid="value"
     )
     whiskers(ax, places, *(frame[name].to_numpy() for name in ("value", "ci_low", "ci_high")))
-    for name, marker, colour, said in (
-        ("alone", "o", SKY, "alone: the others stay"),
-        ("last", "D", ORANGE, "last: the others are gone"),
+    # The circle shows around a diamond on the same spot.
+    for name, marker, size, colour, said in (
+        ("alone", "o", 110, SKY, "alone: the others stay"),
+        ("last", "D", 42, ORANGE, "last: the others are gone"),
     ):
         ax.scatter(
-            places, frame[name], s=52, marker=marker, color=colour, edgecolor=INK, linewidth=0.8,
+            places, frame[name], s=size, marker=marker, color=colour, edgecolor=INK, linewidth=0.8,
             label=said, gid=name, zorder=4,
         )  # fmt: skip
     ax.set_xticks(places, names)
@@ -163,7 +162,10 @@ def plot_shapley(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.margins(y=0.12)
     ax.grid(axis="y", color=FAINT, linewidth=0.8, zorder=0)
     ax.set_axisbelow(True)
-    headline(ax, f"Each head's share of {float(frame['joint'].iloc[0]):+.2f} together")
+    joint, unit = float(frame["joint"].iloc[0]), str(frame["unit"].iloc[0])
+    headline(
+        ax, f"Each head's share of {joint:+.2f}{'' if unit == 'share' else f' {unit}'} together"
+    )
     tidy(ax)
     ax.tick_params(axis="x", length=0)
     legend_beside(ax)

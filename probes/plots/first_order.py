@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 
 from lab.naming import unknown_name
 from probes.plots.bars import change_label
@@ -21,6 +22,8 @@ ESTIMATORS = {
 
 DOT, NAME = 0.02, (0.1, 0.05)
 """What a dot, and a name of four letters, take of a figure of this size."""
+HALO = withStroke(linewidth=2.5, foreground="white")
+"""Keeps names apart from lines that they lie on."""
 
 
 def plot_first_order(
@@ -72,13 +75,13 @@ def plot_first_order(
         ax.annotate(
             "\n".join(names[place] for place in near), tuple(points[near[0]]),
             xytext=(-5 if on_the_left else 5, 3), ha="right" if on_the_left else "left",
-            textcoords="offset points", fontsize=8, color=INK,
+            textcoords="offset points", fontsize=8, color=INK, path_effects=[HALO],
         )  # fmt: skip
     row = agreement[agreement["estimator"] == ESTIMATORS[column]].iloc[0]
     headline(
         ax,
         f"{ESTIMATORS[column].capitalize()} against exact ablation\n"
-        f"Spearman {row['spearman']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}], "
+        f"Spearman {row['spearman']:.2f} (95 %: {row['ci_low']:.2f} to {row['ci_high']:.2f}), "
         f"{row['shared']} of the top {row['top']} shared",
     )
     metric, unit = str(frame["metric"].iloc[0]), str(frame["unit"].iloc[0])

@@ -120,8 +120,9 @@ def draw_signed(
         most = float(np.quantile(sizes, 0.99)) if sizes.size > MANY_CELLS else largest
     most = most or 1.0
     colours = SIGNED.reversed() if flip else SIGNED
+    edges = np.where(np.isfinite(values), FAINT, "none").ravel().tolist()
     mesh = ax.pcolormesh(
-        values, cmap=colours, vmin=-most, vmax=most, edgecolors=FAINT, linewidth=0.8
+        values, cmap=colours, vmin=-most, vmax=most, edgecolors=edges, linewidth=0.8
     )
     ax.set_facecolor(HIDDEN)
     ax.set_xlim(0, grid.shape[1])

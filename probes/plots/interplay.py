@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.naming import head_label, unknown_name
-from probes.plots.bars import change_label, of_metric
+from probes.plots.bars import better_way, change_label, of_metric
 from probes.plots.canvas import (
     BLUE,
     FAINT,
@@ -17,19 +17,21 @@ from probes.plots.canvas import (
     own_axes,
     tidy,
 )
-from probes.plots.effects import better_way
 from probes.plots.grids import draw_signed, number_axes
 
 
-def plot_pairs(frame: pd.DataFrame, *, most: int = 16, ax: Axes | None = None) -> Axes:
+def plot_pairs(
+    frame: pd.DataFrame, *, most: int = 16, least: float = 0.01, ax: Axes | None = None
+) -> Axes:
     """Draw what each pair of heads costs beyond the sum of the two, as a triangle of heads.
 
     Orange: worse together than added up, so one stands in for the other. Grey numbers are of pairs
-    whose 95 % interval holds 0.
+    whose 95 % interval holds 0. Pairs of heads that are left out are counted below.
 
     Args:
         frame: The table of pair_effects.
         most: How many heads to draw: those with the largest interaction.
+        least: Share of the largest interaction that a head must reach with another, to be drawn.
         ax: Where to draw; None: a new figure.
     """
     metric, unit = str(frame["metric"].iloc[0]), str(frame["unit"].iloc[0])
@@ -41,7 +43,9 @@ def plot_pairs(frame: pd.DataFrame, *, most: int = 16, ax: Axes | None = None) -
     for pair, size in zip(zip(*ends, strict=True), frame["interaction"].abs(), strict=True):
         for head in pair:
             sizes[head] = max(sizes.get(head, 0.0), size)
+    enough = least * max(sizes.values())
     heads = sorted(sorted(sizes, key=lambda head: -sizes[head])[:most])
+    heads = [head for head in heads if sizes[head] >= enough]
     names = [head_label(*head) for head in heads]
     values, doubtful = (np.full((len(heads), len(heads)), np.nan) for _ in range(2))
     for one, other, row in zip(*ends, frame.itertuples(), strict=True):
@@ -57,8 +61,17 @@ def plot_pairs(frame: pd.DataFrame, *, most: int = 16, ax: Axes | None = None) -
     number_axes(ax, names[1:], names[:-1])
     ax.set_aspect("auto")
     ax.set_facecolor("white")
-    ax.set_xlabel("")
     ax.set_ylabel("")
+    left_out = frame[
+        [one not in heads or other not in heads for one, other in zip(*ends, strict=True)]
+    ]
+    largest = float(left_out["interaction"].abs().max())
+    ax.set_xlabel(
+        f"not drawn: {len(left_out)} of {len(frame)} pairs, at most {largest:.1e} either way"
+        if len(left_out)
+        else "",
+        color=INK,
+    )
     headline(ax, "What two heads cost beyond the sum")
     return ax
 

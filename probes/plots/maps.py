@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Patch, Rectangle
 
 from lab.naming import head_label
-from probes.plots.canvas import FAINT, HIDDEN, INK, ORANGE, headline, own_axes
+from probes.plots.canvas import FAINT, HIDDEN, INK, ORANGE, drawable, headline, own_axes
 from probes.plots.grids import draw_cells
 
 LONGEST_TOKEN = 16
@@ -77,17 +76,6 @@ def draw_tokens(ax: Axes, labels: Sequence[str]) -> None:
     for text in (*ax.get_xticklabels(), *ax.get_yticklabels()):
         # A dollar sign in a token is a dollar sign.
         text.set_parse_math(False)
-
-
-def drawable(text: str) -> str:
-    r"""Return a text with an escape for each character that the figure's font cannot draw.
-
-    >>> print(drawable("caf\N{LATIN SMALL LETTER E WITH ACUTE}") == "caf\xe9", drawable("a\nb"))
-    True a\nb
-    """
-    font = get_font(findfont(FontProperties(family="monospace")))
-    known = font.get_charmap()
-    return "".join(c if c.isprintable() and ord(c) in known else ascii(c)[1:-1] for c in text)
 
 
 def shortened(text: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from apps.terminal.ablation_table import signed
 from lab.checkpoint import load_model
@@ -161,7 +162,8 @@ def test_a_part_of_a_head_can_go_and_anything_be_measured(
 
 
 def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) -> None:
-    code, out, err = headlab("ablate", "tiny", *FEW, "--pairs", "--heads", "L0H0", "L0H1", "L1H1")
+    heads = ("--heads", "L0H0", "L0H1", "L1H1")
+    code, out, err = headlab("ablate", "tiny", *FEW, "--pairs", *heads)
     assert (code, err) == (0, "")
     frame = pair_effects(
         load_model(tiny_home / "tiny"), unseen(tiny_home, 50), [(0, 0), (0, 1), (1, 1)]
@@ -172,8 +174,13 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
         f"L{row['layer']}H{row['head']} L{row['other_layer']}H{row['other_head']}"
         for row in json_rows(frame)
     ]
-    assert list(shown) == names
-    assert names[0] == "L0H0 L0H1"
+    sizes = frame["interaction"].abs().tolist()
+    assert sizes[1] < 0.01 * sizes[0]  # what does not interact is counted
+    assert list(shown) == names[:1] == ["L0H0 L0H1"]
+    assert f"the other 2 pairs: at most {sizes[1]:.1e} beyond the sum" in out
+    everything = headlab("ablate", "tiny", *FEW, "--pairs", *heads, "--all-heads")[1]
+    assert list(table(everything)) == names
+    assert "the other" not in everything
     numbers = json_rows(frame)[0]
     names = ("first", "second", "joint", "interaction")
     expected = [*(signed(numbers[name]) for name in names), interval(numbers)]
@@ -244,6 +251,14 @@ def test_what_is_printed_is_written(
     assert told["provenance"]["scored"] == "rows whose logits predict an answer token"
     assert len(pd.read_csv(folder / f"{name}.csv")) == len(kept)
     pictures = {path.stem for path in folder.glob("*.png")}
+    for path in folder.glob("*.png"):
+        with Image.open(path) as picture:
+            assert picture.info["Description"] == (
+                "tiny: reversal of length 4, step 60 | "
+                "input: 50 unseen sequences of reversal; all begin with id 0 <bos> | "
+                "scored: rows whose logits predict an answer token | "
+                "ablated: zero: a head writes zeros | interval: 95 %, sequences resampled"
+            )
     groups = {f"joint-{group}" for group in kept["group"]} if name == "redundancy" else {name}
     assert pictures == groups
 

@@ -91,7 +91,7 @@ def test_every_metric_and_mode_can_be_drawn(small_model, repeating_batch):
         small_model, repeating_batch, "resample", donors=donors, metrics=["kl", "margin"]
     )
     ax = plots.plot_ablation(frame, metric="margin")
-    assert ax.get_ylabel() == "change in margin (logit)"
+    assert ax.get_ylabel() == "change in margin (logit; down is worse)"
     assert ax.get_title(loc="left") == "Without a head (another sequence's instead)"
     part = ablation_sweep(small_model, repeating_batch, sets=[[(0, 0)], [(0, 1)], [(0, 0), (0, 1)]])
     names = [label.get_text() for label in plots.plot_ablation(part).get_xticklabels()]

@@ -86,6 +86,10 @@ def test_singles_stand_on_each_other_beside_their_sum_and_the_joint_effect():
     np.testing.assert_allclose(ends[1], [0.7, 0.8])  # the second head stands on the first
     assert ends[-2:] == [[2.5, 3.5], [0.0, 0.3]]
     assert ax.get_ylabel() == "change in loss (nats; up is worse)"
+    tiny = group().assign(delta=[2e-7, 1e-7, 1e-7])
+    ax = plots.plot_joint(tiny, group="pair")
+    assert ax.get_ylim()[0] <= 0  # with a tick of its own
+    assert [text.get_text() for text in ax.texts][:2] == ["+1e-07", "+1e-07"]
     with pytest.raises(ValueError, match=r"unknown group of this table 'par'; .* mean 'pair'\?"):
         plots.plot_joint(group(), group="par")
 
@@ -100,7 +104,7 @@ def test_values_stand_between_alone_and_last():
     for name in ("alone", "last"):
         (dots,) = (c for c in ax.collections if c.get_gid() == name)
         np.testing.assert_allclose(dots.get_offsets().data[:, 1], frame[name])
-    assert ax.get_title(loc="left") == "Each head's share of +3.00 together"
+    assert ax.get_title(loc="left") == "Each head's share of +3.00 nats together"
 
 
 def test_sets_only_are_no_grid_and_unknown_metrics_are_told():

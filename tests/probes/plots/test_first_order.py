@@ -23,13 +23,13 @@ AGREEMENT = pd.DataFrame(
             "estimate",
             [[-1.0, -0.5], [0.5, 0.4], [0.0, 0.1]],
             "Attribution patching against exact ablation\n"
-            "Spearman 0.50 [0.25, 0.75], 1 of the top 2 shared",
+            "Spearman 0.50 (95 %: 0.25 to 0.75), 1 of the top 2 shared",
         ),
         (
             "importance",
             [[1.0, 0.6], [0.5, 0.4], [0.0, 0.2]],
             "Importance by example against exact ablation\n"
-            "Spearman 0.75 [0.50, 1.00], 2 of the top 2 shared",
+            "Spearman 0.75 (95 %: 0.50 to 1.00), 2 of the top 2 shared",
         ),
     ],
 )

@@ -23,7 +23,25 @@ def test_pairs_are_cells_of_their_two_heads():
     assert drawn.tolist() == [[0.5, None], [-0.1, 2.0]]
     grey = [text.get_text() for text in ax.texts if text.get_color() == MUTED]
     assert grey == ["-0.10"]
-    assert [t.get_text() for t in plots.plot_pairs(frame, most=2).texts] == ["2.00"]
+    assert ax.get_xlabel() == ""
+    few = plots.plot_pairs(frame, most=2)
+    assert [text.get_text() for text in few.texts] == ["2.00"]
+    assert few.get_xlabel() == "not drawn: 2 of 3 pairs, at most 5.0e-01 either way"
+
+
+def test_heads_that_do_not_interact_are_counted_and_empty_cells_have_no_frame():
+    heads = [(0, head) for head in range(4)]
+    pairs = [(a, b) for a in heads for b in heads if a < b]
+    frame = pd.DataFrame(
+        {"layer": 0, "head": [a[1] for a, _ in pairs], "other_layer": 0,
+         "other_head": [b[1] for _, b in pairs], "interaction": [0.5, 0.2, 4e-4, 0.1, 3e-4, -2e-4],
+         "ci_low": -1.0, "ci_high": 1.0, "metric": "loss", "unit": "nats"}
+    )  # fmt: skip
+    ax = plots.plot_pairs(frame)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["L0H1", "L0H2"]
+    assert ax.get_xlabel() == "not drawn: 3 of 6 pairs, at most 4.0e-04 either way"
+    (mesh,) = (c for c in ax.collections if isinstance(c, QuadMesh))
+    assert [edge[3] for edge in mesh.get_edgecolor()] == [1, 0, 1, 1]
 
 
 def test_repair_goes_from_direct_to_total():
