@@ -1,4 +1,4 @@
-"""A smaller model on the disk: where it goes, its certificate, what it reaches.
+"""A smaller model on the disk: where it goes, its certificate, what it reaches and does.
 
 What pruning does is `probes.pruning.removing`'s; what a folder of a pruned model is,
 `probes.pruning.pruned_run`'s.
@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands.arguments import check_out
-from apps.console import remark, say_facts
+from apps.console import remark, say, say_facts
+from apps.scored_sequences import ScoredInput
 from apps.subject import Subject
-from apps.terminal.pruning_table import certified_facts, say_certificate
+from apps.terminal.pruning_table import certified_facts, say_certificate, say_survivors
 from lab.naming import quoted
 from lab.runs import check_run_name, runs_home
 
 if TYPE_CHECKING:
-    from lab.tasks.base import Batch
+    import pandas as pd
+
+MOST_LABELLED = 100
+"""Heads of a model up to which those that are left are labelled: of more it takes a minute."""
 
 
 def place_given(out: str, makes_model: bool) -> Path:
@@ -60,26 +64,29 @@ def write_model(
     subject: Subject,
     heads: tuple[tuple[int, int], ...],
     out: Path,
-    batch: "Batch",
+    chosen: ScoredInput,
     how: Mapping[str, Any],
+    *,
     fine_tune: int = 0,
-) -> None:
-    """Write the smaller model, and print its certificate and what it reaches.
+    seed: int = 0,
+) -> "dict[str, pd.DataFrame]":
+    """Write the smaller model, print its certificate, what it reaches and does; return tables.
 
     Args:
         subject: The model, which is left as it is.
         heads: The heads that go.
         out: The new folder.
-        batch: Sequences that the models are compared on.
+        chosen: Sequences that the models are compared on.
         how: mode and reference, as `prune_heads` takes them.
         fine_tune: Steps of training that follow, of a run.
+        seed: Of the repeated sequences that heads are labelled on.
     """
     from lab.checkpoint import load_model
     from lab.evaluation import evaluate
     from probes.pruning.pruned_run import export_pruned_model, export_pruned_run
 
     remark(f"writing {out.name}, reading it back and comparing ...")
-    opened = subject.opened
+    opened, batch = subject.opened, chosen.batch
     if opened is None:
         proof = export_pruned_model(subject.model, heads, out, batch.tokens, **how)
         measured = {
@@ -100,6 +107,34 @@ def write_model(
         if done.tuned is not None:
             measured["trained on"] = done.tuned
     say_certificate(proof, measured)
+    tables = survivors(subject, out, chosen, seed)
     name = out.name if out.parent == runs_home() else str(out)
     kind = "model" if opened is None else "run"
-    say_facts([*certified_facts(proof), (kind, str(out)), ("next", f"headlab probe {name}")])
+    says = "" if tables else " says what the heads that are left do"
+    probe = ("next", f"headlab probe {name}{says}")
+    say_facts([*certified_facts(proof), (kind, str(out)), probe])
+    return tables
+
+
+def survivors(
+    subject: Subject, out: Path, chosen: ScoredInput, seed: int
+) -> "dict[str, pd.DataFrame]":
+    """Print what the heads that are left did and do, and return the table.
+
+    There is none of many heads, nor where no sequence is long enough to tell what heads do.
+    """
+    from lab.checkpoint import load_model
+    from probes.pruning.survivors import survivor_labels
+    from probes.tables import json_rows
+
+    pruned = load_model(out, device=str(subject.model.W_E.device))
+    if subject.n_heads > MOST_LABELLED or not pruned.config.heads():
+        return {}
+    sequences = chosen.batch if chosen.task else None
+    try:
+        frame = survivor_labels(subject.model, pruned, sequences, seed=seed)
+    except ValueError:  # the model is written: its probe says what is wrong
+        return {}
+    say_survivors(json_rows(frame), chosen.task)
+    say()
+    return {"survivors": frame}

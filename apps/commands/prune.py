@@ -41,6 +41,9 @@ ORDERS = (
 OF_ORDERS = ("--keep", "--order", "--curve", "--metric", "--normalise", "--random-orders")
 """Flags that ask for an order, which heads that are named need not."""
 
+TABLES = "pruning"
+"""Folder of tables in that of a smaller model."""
+
 BY_SCORE = ("one-shot", "iterative", "worst-first")
 """Orders by an importance, which --normalise divides."""
 
@@ -63,6 +66,8 @@ answers of the old one with these heads ablated. That is checked: it is written,
 read back and compared before it gets its name; parity.json beside its weights
 says how close they are. Heads keep their names: L1H3 stays L1H3, also when the
 new model is pruned again.
+
+What the heads that are left did and do is shown, of a model of up to 100 heads.
 
 With --curve, every step of the order is measured on held-out sequences, beside
 random orders: how many heads can go at 1 % and at 5 %? An interrupted command
@@ -165,11 +170,15 @@ def run_prune(arguments: list[str]) -> int:
             if form.curve:
                 say()
             how = {"mode": form.mode, "reference": reference}
-            write_model(subject, heads, out, chosen.batch, how, form.fine_tune)
-        if form.curve and out is not None:
+            tables |= write_model(
+                subject, heads, out, chosen, how, fine_tune=form.fine_tune, seed=form.seed
+            )
+        if not form.curve:  # what an order was found by is not what was asked for
+            tables = {name: tables[name] for name in tables if name == "survivors"}
+        if tables and out is not None:
             told = {"model": subject.title, **subject.facts, **dict(chosen.facts)}
             told |= {"selection": chosen.reference_name, "interval": chosen.interval}
-            write_and_say(out, tables, drawn(tables), told, within="curve" if makes_model else None)
+            write_and_say(out, tables, drawn(tables), told, within=TABLES if makes_model else None)
     return 0
 
 
@@ -269,7 +278,9 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
 
 
 def drawn(tables: "dict[str, pd.DataFrame]") -> "dict[str, Figure]":
-    """Draw the curve."""
+    """Draw the curve, if there is one."""
+    if "pruning" not in tables:
+        return {}
     from probes.plots import plot_pruning_curve
     from probes.plots.canvas import figure_of
 

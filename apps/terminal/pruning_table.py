@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from apps.console import grouped, in_bytes, say, say_table
 from apps.terminal.ablation_table import metric_name, metric_title, number
-from lab.naming import counted
+from apps.terminal.head_table import shown
+from apps.terminal.label_table import FEW_HEADS
+from lab.naming import counted, head_label
+from probes.labels.evidence_card import shown_label
 
 if TYPE_CHECKING:
     from lab.evaluation import Evaluation
@@ -129,3 +132,33 @@ def certified_facts(proof: "ParityCertificate") -> list[tuple[str, str]]:
     """Return what was removed and how close the models are, as lines for `say_facts`."""
     difference = f"largest difference of a logit {proof.max_logit_difference:.1e}"
     return [("removed", proof.heads), ("parity", f"{difference}, allowed {proof.limit:.0e}")]
+
+
+def say_survivors(rows: Sequence[Row], task: str | None) -> None:
+    """Print what the heads that are left did in the whole model, and what they do now.
+
+    Args:
+        rows: Rows of the survivors table.
+        task: The task that both models were read on, if they were.
+    """
+    changed = [row for row in rows if row["changed"]]
+    many = len(rows) > FEW_HEADS
+    say(f"labels of {counted(len(rows), 'head')} left, before and now; {len(changed)} changed")
+    if many and not changed:
+        return
+    say()
+    say_table(
+        ["head", "before", "score", "now", "score"],
+        [
+            [head_label(row["layer"], row["head"]), *did(row, "before_", task), *did(row, "", task)]
+            for row in (changed if many else rows)
+        ],
+        words=(0, 1, 3),
+    )
+
+
+def did(row: Row, when: str, task: str | None) -> list[str]:
+    """Return a head's label with its strength, and its score; when: "before_", or "" for now."""
+    label = shown_label(row["before" if when else "label"], task)
+    strength, score = row[f"{when}strength"], row[f"{when}score"]
+    return [f"{label} ({strength})" if strength else label, "-" if score is None else shown(score)]

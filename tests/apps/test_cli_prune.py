@@ -44,6 +44,13 @@ def test_removes_a_layer_and_prints_the_proof(
         "whole model", "heads ablated", "heads removed",
     ]  # fmt: skip
     assert "forward pass of 40 sequences, median of 7" in printed
+    assert "labels of 4 heads left, before and now; 0 changed" in printed
+    left = cells(printed, 2)
+    assert [row[0] for row in left] == ["L0H0", "L0H1", "L0H2", "L0H3"]
+    assert all(row[1] == row[3] == "reversal (strong)" for row in left)
+    labels = pd.read_parquet(run.file("pruning/survivors.parquet"))
+    assert [f"{score:.2f}" for score in labels["before_score"]] == [row[2] for row in left]
+    assert labels.attrs["run"] == "reversal"
     assert main(["generate", "reversal-pruned", "abcdefghij"]) == 0
     assert "jihgfedcba (right)" in capsys.readouterr().out
     # Again, by the original ids, with the mean as a constant, and under a name of its own.
@@ -136,7 +143,7 @@ def test_an_order_is_followed_until_so_many_heads_are_left(
     run = open_run("small")
     # Layer 1 is free: an order that tries every head finds that.
     assert run.config.model.kept_heads == ((0, 1, 2, 3), ())
-    curve = pd.read_parquet(run.path / "curve" / "pruning.parquet")
+    curve = pd.read_parquet(run.path / "pruning" / "pruning.parquet")
     assert curve.attrs["chosen_by"] == "margin"
     assert re.search(r" median +least +largest$", printed, re.M)
     assert "where held out is worse by at most (random: median, range)" in printed
@@ -151,8 +158,8 @@ def test_an_order_is_followed_until_so_many_heads_are_left(
     left = own.set_index("n_removed")["delta"] / own["held_out"].iloc[0]
     assert int(spare["margin", "greedy"][1]) == left[left >= -0.01].index.max()
     # The run vouches for the tables that were put into it.
-    assert run.file("curve/pruning.csv").exists()
-    assert json.loads((run.path / "curve" / "removable.json").read_text())["rows"]
+    assert run.file("pruning/pruning.csv").exists()
+    assert json.loads((run.path / "pruning" / "removable.json").read_text())["rows"]
 
 
 def test_a_curve_alone_leaves_no_model(
@@ -170,7 +177,10 @@ def test_a_curve_alone_leaves_no_model(
 
 
 def test_a_model_that_is_no_run_becomes_a_folder(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = ModelConfig(n_layers=2, n_heads=3, d_model=12, d_vocab=40, n_ctx=30)
     HookedGPT(config).save(tmp_path / "random")
@@ -183,6 +193,12 @@ def test_a_model_that_is_no_run_becomes_a_folder(
     pruned = HookedGPT.load(tmp_path / "smaller")
     assert sum(pruned.config.n_heads_of(layer) for layer in range(2)) == 2
     assert json.loads((tmp_path / "smaller" / "parity.json").read_text())["holds"]
+    assert "labels of 2 heads left, before and now" in printed
+    assert len(pd.read_csv(tmp_path / "smaller" / "pruning" / "survivors.csv")) == 2
+    monkeypatch.setattr("apps.pruned_model.MOST_LABELLED", 5)
+    assert main([*asked, "--out", str(tmp_path / "large")]) == 0
+    assert "/large says what the heads that are left do\n" in capsys.readouterr().out
+    assert not (tmp_path / "large" / "pruning").exists()
     assert main(["probe", str(tmp_path / "smaller"), "--sequences", "20"]) == 0
 
 
