@@ -321,7 +321,9 @@ class HeadGates:
             )
 
     def tensors(self, model: Configured, references: Iterable[Reference] = ()) -> GateTensors:
-        """Return the tensors that forward multiplies with, in float32 on the CPU.
+        """Return the tensors that forward multiplies with, in float64 on the CPU.
+
+        Forward rounds them to the dtype of the weights, once.
 
         Args:
             model: The model whose heads these are.
@@ -333,7 +335,7 @@ class HeadGates:
         config = model.config
         self.check(config)
         n_pos = 1 if self.positions is None else config.n_ctx
-        g = torch.ones(config.n_layers, 1, n_pos, config.n_heads)
+        g = torch.ones(config.n_layers, 1, n_pos, config.n_heads, dtype=torch.float64)
         where = slice(None) if self.positions is None else list(self.positions)
         for layer, head in self.heads:
             g[layer, 0, where, head] = self.value

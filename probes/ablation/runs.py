@@ -233,7 +233,8 @@ def set_gates(
     where: slice | list[int] = slice(None)
     if positions is not None:  # n_ctx of them would take memory that few sequences need
         where = [position for position in positions if position < n_pos]
-    g = torch.ones(config.n_layers, len(sets), 1 if positions is None else n_pos, config.n_heads)
+    shape = (config.n_layers, len(sets), 1 if positions is None else n_pos, config.n_heads)
+    g = torch.ones(shape, dtype=torch.float64)
     for run, heads in enumerate(sets):
         for layer, head in heads:
             g[layer, run, where, head] = value

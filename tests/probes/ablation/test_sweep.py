@@ -128,7 +128,7 @@ def gaps():
             Ablation(),
             Ablation(mode="mean", reference=reference),
             Ablation(mode="resample", donors=donors),
-            Ablation(mode="mean", reference=reference, value=0.25, positions=(2, 5)),
+            Ablation(mode="mean", reference=reference, value=0.3, positions=(2, 5)),
         ]
 
     return made
