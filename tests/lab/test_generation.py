@@ -1,136 +1,17 @@
-"""Probabilities against a naive float64 definition, cached decoding against whole passes."""
+"""Cached decoding against whole passes: draws, gates, hooks, padding, stop ids, refusals."""
 
-import dataclasses
-import math
 import threading
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from scipy import stats
 
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates, Reference
-from lab.generation import draw, generate, left_padded, next_token_probabilities, steps, stream
+from lab.generation import generate, left_padded, next_token_probabilities, steps, stream
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
-from lab.vocab import Vocab
-
-
-def naive_probabilities(logits: list[float], config: SampleConfig) -> list[float]:
-    """The definition, one number at a time, in Python's float64."""
-    ranked = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
-    if config.temperature == 0:
-        return [float(i == ranked[0]) for i in range(len(logits))]
-    best = max(logits)
-    weights = [math.exp((x - best) / config.temperature) for x in logits]
-    kept = ranked[: config.top_k]
-    total = math.fsum(weights[i] for i in kept)
-    if config.top_p is not None:
-        nucleus, mass = [], 0.0
-        for i in kept:
-            nucleus.append(i)
-            mass += weights[i] / total
-            if mass >= config.top_p:
-                break
-        kept = nucleus
-    total = math.fsum(weights[i] for i in kept)
-    return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
-
-
-def naive_draw(logits: list[float], config: SampleConfig, uniform: float) -> int:
-    """The first token whose probability, added to those before it, exceeds the number."""
-    total = 0.0
-    for token, probability in enumerate(naive_probabilities(logits, config)):
-        total += probability
-        if total > uniform:
-            return token
-    raise AssertionError("no token drawn")
-
-
-configs = st.builds(
-    SampleConfig,
-    temperature=st.just(0.0) | st.floats(0.05, 20),
-    top_k=st.none() | st.integers(1, 12),
-    top_p=st.none() | st.floats(0.01, 1.0),
-)
-
-
-@given(
-    # On a coarse grid, so that equals are common.
-    logits=st.lists(st.integers(-40, 40).map(lambda x: x / 4), min_size=1, max_size=9),
-    config=configs,
-)
-def test_probabilities_equal_the_definition(logits, config):
-    if config.top_p is not None:
-        # Which side of the edge a sum falls on must not hang on its last bit.
-        for top_p in (config.top_p * (1 - 1e-9), min(1.0, config.top_p * (1 + 1e-9))):
-            near = dataclasses.replace(config, top_p=top_p)
-            assume(naive_probabilities(logits, near) == naive_probabilities(logits, config))
-    got = next_token_probabilities(torch.tensor([logits]), config)[0]
-    assert got.tolist() == pytest.approx(naive_probabilities(logits, config), abs=1e-9)
-    assert got.sum().item() == pytest.approx(1.0)
-
-
-def entropy(probabilities: torch.Tensor) -> float:
-    return torch.special.entr(probabilities).sum().item()
-
-
-def test_the_worked_temperatures_come_out():
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    of = {
-        t: next_token_probabilities(logits, SampleConfig(temperature=t))
-        for t in (0.1, 0.5, 1.0, 2.0, 10.0)
-    }
-    at_one = [0.643914, 0.236883, 0.087144, 0.032059]
-    assert of[1.0].tolist() == pytest.approx(at_one, abs=1e-6)
-    assert of[2.0].tolist() == pytest.approx([0.455054, 0.276004, 0.167405, 0.101536], abs=1e-6)
-    want = {0.1: 0.000499, 0.5: 0.455429, 1.0: 0.947537, 2.0: 1.245050, 10.0: 1.380071}
-    assert {t: entropy(p) for t, p in of.items()} == pytest.approx(want, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("margin", "temperature", "exact_match"),
-    [
-        *[(8, 0.1, 1.0), (8, 0.5, 0.99999), (8, 0.7, 0.99904), (8, 1.0, 0.97096)],
-        *[(8, 1.5, 0.66103), (8, 2.0, 0.23030), (4, 0.5, 0.97096), (4, 1.0, 0.23030)],
-        *[(4, 2.0, 0.00068), (12, 1.0, 0.99946), (12, 2.0, 0.80637)],
-    ],
-)
-def test_eight_answers_against_eleven_rivals_survive_a_temperature_as_computed(
-    margin, temperature, exact_match
-):
-    logits = torch.zeros(12)
-    logits[3] = margin
-    right = next_token_probabilities(logits, SampleConfig(temperature=temperature))[3].item()
-    assert right**8 == pytest.approx(exact_match, abs=6e-6)
-
-
-def test_equals_at_the_edge_are_cut_to_exactly_k_lowest_ids_first():
-    logits = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])
-    top_k = next_token_probabilities(logits, SampleConfig(top_k=2))
-    assert top_k.tolist() == [0.0, 0.5, 0.5, 0.0, 0.0]
-    top_p = next_token_probabilities(torch.zeros(4), SampleConfig(top_p=0.5))
-    assert top_p.tolist() == [0.5, 0.5, 0.0, 0.0]
-    # These differ by less than their probabilities can tell.
-    close = torch.tensor([0.0, 1e-30])
-    assert next_token_probabilities(close, SampleConfig(top_k=1)).tolist() == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300, 1e-9])
-def test_temperatures_at_and_near_zero_take_the_largest(temperature):
-    logits = torch.tensor([[-3.0, 5.0, 4.999, -math.inf]])
-    got = next_token_probabilities(logits, SampleConfig(temperature=temperature))
-    assert got.tolist() == [[0.0, 1.0, 0.0, 0.0]]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_refused(bad, temperature):
-    with pytest.raises(ValueError, match=r"^logits must be finite numbers, got NaN or infinity; "):
-        next_token_probabilities(torch.tensor([1.0, bad]), SampleConfig(temperature=temperature))
+from tests.lab.naive_sampling import naive_draw
 
 
 def make_model(positions: str = "standard", d_vocab: int = 12, **changes) -> HookedGPT:
@@ -248,21 +129,6 @@ def test_draws_are_as_frequent_as_their_probabilities():
     assert expected.min() > 5
     counts = torch.bincount(drawn, minlength=5)
     assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
-
-
-def test_tokens_of_probability_zero_are_never_drawn():
-    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
-    generator = torch.Generator().manual_seed(0)
-    drawn = draw(logits.expand(5_000, -1), SampleConfig(), generator)
-    assert set(drawn.tolist()) == {1, 3}
-
-
-def test_the_largest_uniform_number_still_draws_a_token(monkeypatch):
-    largest = torch.tensor(1 - 2**-53, dtype=torch.float64)  # once in 2**53 draws
-    monkeypatch.setattr(torch, "rand", lambda shape, **_: largest.expand(shape))
-    logits = torch.randn(2_000, 9, generator=torch.Generator().manual_seed(0))
-    logits[:, 8] = -math.inf
-    assert (draw(logits, SampleConfig(), torch.Generator()) == 7).all()
 
 
 def test_seeds_decide_the_draws_and_the_global_generator_is_left_alone():
@@ -462,38 +328,6 @@ def test_edits_of_weights_in_place_are_seen_by_the_next_call(weight: str) -> Non
     assert not torch.allclose(after[0], before[0])
 
 
-def test_prompts_are_padded_on_the_left() -> None:
-    tokens, mask = left_padded([torch.tensor([5, 6, 7]), [8]], pad_id=3)
-    assert tokens.tolist() == [[5, 6, 7], [3, 3, 8]]
-    assert mask.tolist() == [[True] * 3, [False, False, True]]
-
-
-@pytest.mark.parametrize(("prompts", "lengths"), [([], r"\[\]"), ([[1], []], r"\[1, 0\]")])
-def test_no_prompt_and_empty_prompts_are_refused(prompts: list, lengths: str) -> None:
-    with pytest.raises(ValueError, match=rf"at least 1 token each, got lengths {lengths}$"):
-        left_padded(prompts)
-
-
-@pytest.mark.parametrize(
-    ("row", "shown"),
-    [([1, 1, 1, 0], r"\[1, 1, 1, 0\]"), ([1, 0, 1, 1], r"\[1, 0, 1, 1\]"), ([0] * 4, r"\[0, .*")],
-)
-def test_padding_behind_or_inside_a_prompt_is_refused(row: list[int], shown: str) -> None:
-    mask = torch.ones(3, 4, dtype=torch.int64)
-    mask[1] = torch.tensor(row)
-    with pytest.raises(ValueError, match=rf"^attention_mask must be 0 at .* got {shown} in row 1;"):
-        stream(make_model(), PROMPTS, SampleConfig(), 1, attention_mask=mask)
-
-
-@pytest.mark.usefixtures("as_a_user")
-def test_a_mask_of_another_shape_is_refused() -> None:
-    mask = torch.zeros(3, 5, dtype=torch.bool)
-    with pytest.raises(
-        ValueError, match=r"^attention_mask must be of shape \(3, 4\), got \(3, 5\)"
-    ):
-        stream(make_model(), PROMPTS, SampleConfig(), 1, attention_mask=mask)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -516,62 +350,3 @@ def test_a_gpu_draws_what_the_cpu_draws():
     got = generate(model.to("cuda"), PROMPTS, config, 12)
     assert got.device == PROMPTS.device
     assert torch.equal(got, want)
-
-
-# What people give ---------------------------------------------------------------------------------
-
-
-def spelling_model() -> HookedGPT:
-    model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=6, n_ctx=9)).eval()
-    model.tokenizer = Vocab(("<bos>", "a", "b", "c", "d", "ab"))
-    return model
-
-
-@pytest.mark.usefixtures("as_a_user")
-def test_prompts_stop_ids_and_masks_in_the_forms_that_people_type():
-    model, greedy = spelling_model(), SampleConfig(temperature=0.0)
-    wanted = generate(model, torch.tensor([[1, 3]]), greedy, 3)
-    for one in ("ac", ["ac"], [1, 3], [[1, 3]], (1, 3), torch.tensor([1, 3])):
-        assert torch.equal(generate(model, one, greedy, 3), wanted)
-    assert generate(model, ["ac", "db"], greedy, 2).shape == (2, 4)
-    first = int(wanted[0, 2])
-    letter = model.tokenizer.decode([first])[0]
-    for stop in (first, letter, [letter], (first,), torch.tensor(first)):
-        assert generate(model, "ac", greedy, 3, stop_ids=stop).tolist() == [[1, 3, first]]
-    tokens, mask = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 1, 1]])
-    wanted = generate(model, tokens, greedy, 3, attention_mask=mask)
-    for one in ([[0, 1, 1]], [0, 1, 1], [False, True, True], mask[0]):
-        assert torch.equal(generate(model, [0, 1, 3], greedy, 3, attention_mask=one), wanted)
-
-
-@pytest.mark.usefixtures("as_a_user")
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"tokens": [[1, 2], [3]]}, r"prompts must be token ids, in lists of one length, got "),
-        ({"tokens": [0.5]}, r"prompts must be whole numbers, got torch.float32"),
-        ({"tokens": None}, r"prompts must be token ids"),
-        ({"tokens": []}, r"prompt must have at least 1 token"),
-        ({"tokens": [[[1]]]}, r"prompts must be of shape \[batch, pos\] or \[pos\], got shape "),
-        ({"tokens": ["a", 1]}, r"input must be a tensor of token ids or a text, got 1"),
-        ({"stop_ids": "ac"}, r"'ac' must be a single token, got 2 tokens"),
-        ({"stop_ids": [1.0]}, r"stop_ids must be token ids or texts of one, got 1.0"),
-        ({"stop_ids": None}, r"stop_ids must be token ids or texts of one, got None"),
-        ({"attention_mask": [[0]]}, r"attention_mask must be of shape \(1, 2\), got \(1, 1\)"),
-        (
-            {"attention_mask": "11"},
-            r"attention_mask must be 0 at padding and 1 at tokens, got '11'",
-        ),
-    ],
-)
-def test_what_is_no_prompt_says_so(changes: dict[str, Any], said: str):
-    asked = {"tokens": [1, 3], "config": SampleConfig(), "max_new_tokens": 2, **changes}
-    with pytest.raises(ValueError, match=f"^{said}"):
-        generate(spelling_model(), **asked)
-
-
-def test_a_text_needs_a_tokenizer():
-    model = spelling_model()
-    model.tokenizer = None
-    with pytest.raises(ValueError, match="input must be token ids, got the text 'ac'"):
-        generate(model, "ac", SampleConfig(), 2)
