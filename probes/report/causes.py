@@ -16,6 +16,7 @@ from probes import plots
 from probes.ablation.redundancy import head_redundancy, label_groups
 from probes.ablation.shapley import MOST_EXACT, shapley_values
 from probes.first_order.agreement import FirstOrderStudy, first_order_study
+from probes.labels.evidence_card import shown_label
 from probes.plots.canvas import figure_of
 from probes.pruning.curves import metric_for, pruning_curve, removable
 from probes.report.subject import Subject
@@ -32,6 +33,9 @@ MOST_ABLATED = 300
 
 WITHIN = (0.0, 0.01, 0.05)
 """What may be lost, as a share, where it is counted how many heads can go."""
+
+Drawn = tuple[Figure, pd.DataFrame]
+"""A figure, and the table that it shows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,23 +108,29 @@ def heads_to_spare(curve: pd.DataFrame, also: str) -> pd.DataFrame:
     return frame
 
 
-def cause_figures(causes: Causes) -> dict[str, Figure]:
-    """Draw what was found, each figure by its name."""
-    drawn: dict[str, Figure] = {}
+def cause_figures(causes: Causes, task: str | None) -> dict[str, Drawn]:
+    """Draw what was found, each figure by its name, beside the table that it shows.
+
+    Args:
+        causes: What was found.
+        task: The task that the model was trained on, if any: its own heads bear its name.
+    """
+    drawn: dict[str, Drawn] = {}
     if causes.redundancy is not None:
-        groups = causes.redundancy[causes.redundancy["head"].isna()]
+        frame = causes.redundancy
+        frame = frame.assign(group=[shown_label(str(name), task) for name in frame["group"]])
+        groups = frame[frame["head"].isna()]
         # Of the groups the one that costs most together: the others are in the table.
         worst = str(groups["group"].iloc[int(groups["delta"].abs().to_numpy().argmax())])
-        drawn["joint"] = figure_of(plots.plot_joint(causes.redundancy, group=worst))
+        drawn["joint"] = figure_of(plots.plot_joint(frame, group=worst)), frame
     if causes.shapley is not None:
-        drawn["shapley"] = figure_of(plots.plot_shapley(causes.shapley))
+        drawn["shapley"] = figure_of(plots.plot_shapley(causes.shapley)), causes.shapley
     if causes.first_order is not None:
-        study = causes.first_order
-        drawn["first_order"] = figure_of(
-            plots.plot_first_order(study.heads, study.agreement, column="importance")
-        )
+        heads, agreement = causes.first_order.heads, causes.first_order.agreement
+        ax = plots.plot_first_order(heads, agreement, column="importance")
+        drawn["first_order"] = figure_of(ax), heads
     if causes.pruning is not None:
-        drawn["pruning"] = figure_of(plots.plot_pruning_curve(causes.pruning))
+        drawn["pruning"] = figure_of(plots.plot_pruning_curve(causes.pruning)), causes.pruning
     return drawn
 
 

@@ -60,12 +60,18 @@ def score_grids(heads: pd.DataFrame) -> Figure:
     width = 0.9 + cell * n_heads
     across = min(4, len(names), max(1, int(24 / width)))
     down = -(-len(names) // across)
-    figure = canvas.new_figure(width * across, (1.1 + cell * n_layers) * down)
+    figure = canvas.new_figure(width * across, 0.4 + (1.1 + cell * n_layers) * down)
     for ax, name in zip(figure.subplots(down, across, squeeze=False).flat, names, strict=False):
         plots.plot_head_grid(heads, probe=name, ax=ax)
     for ax in figure.axes[len(names) :]:
         ax.set_axis_off()
+    sheet_title(figure, "Share of attention on each probe's targets")
     return figure
+
+
+def sheet_title(figure: Figure, text: str) -> None:
+    """Write above several charts what they all show."""
+    figure.suptitle(text, x=0.1 / figure.get_figwidth(), ha="left", color=canvas.INK)
 
 
 def entropy_sheet(entropy: pd.DataFrame) -> Figure:
@@ -108,6 +114,9 @@ def entropy_panels(entropy: pd.DataFrame) -> Figure:
             ),
         ],
         loc="outside upper left",
+        title="Entropy of each head's attention, by position",
+        title_fontproperties={"weight": "bold", "size": 12},
+        alignment="left",
         ncols=3,
         frameon=False,
         fontsize=11,
@@ -149,6 +158,7 @@ def entropy_rows(entropy: pd.DataFrame) -> Figure:
         ax.set_xlabel("query position", color=canvas.INK)
     bar = figure.colorbar(meshes[0], ax=list(axes), shrink=0.5, ticks=[0, 0.5, 1])
     bar.set_label("entropy, 1 where all keys are alike", color=canvas.INK)
+    sheet_title(figure, "Entropy of each head's attention, by position")
     bar.outline.set_visible(False)
     return figure
 

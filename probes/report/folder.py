@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lab.config import require_whole
 from lab.durable import atomic_dir, atomic_write, one_clear_error
 from lab.evaluation import Evaluation, evaluate
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
-from lab.naming import head_label
+from lab.naming import counted, head_label
 from lab.runs import Run, update_derived
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
@@ -34,7 +33,7 @@ from probes.intervals import FEW_SEQUENCES
 from probes.labels.study import label_study
 from probes.plots.bars import LADDER, STRIPES
 from probes.report import figures
-from probes.report.causes import Causes, cause_figures, measure_causes
+from probes.report.causes import Causes, Drawn, cause_figures, measure_causes
 from probes.report.first_screen import best_head, screen_data, sentence_about
 from probes.report.page import report_page
 from probes.report.page_causes import cause_sections
@@ -46,6 +45,9 @@ SCHEMA_VERSION = 3
 
 SWEPT = 20_000
 """Sequences times ablations of a sweep: a model of many heads is ablated on fewer sequences."""
+
+WITH_INTERVALS = ("stripes", "ablation", "joint", "shapley", "first_order", "pruning")
+"""Figures that show intervals."""
 
 FEWEST_SWEPT = 100
 """Sequences that every sweep looks at, if there are as many."""
@@ -203,8 +205,8 @@ def stamped(frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
 def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     """Return every file of the report by its name."""
     drawn = {
-        name: plots.png_bytes(f, dpi=100)
-        for name, f in draw_figures(found, subject.facts["task"]).items()
+        name: plots.png_bytes(f, dpi=100, note=note_of(name, frame, subject))
+        for name, (f, frame) in draw_figures(found, subject.facts["task"]).items()
     }
     tables = {
         "heads.csv": csv_text(found.heads).encode(),
@@ -279,27 +281,38 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
     }
 
 
-def draw_figures(found: Findings, task: str | None) -> dict[str, Figure]:
-    """Draw the figures of the report; of a model without heads there is none to draw."""
+def draw_figures(found: Findings, task: str | None) -> dict[str, Drawn]:
+    """Draw the figures of the report, each beside its table; a model without heads has none."""
     if found.heads.empty:
         return {}
     drawn = {
-        "labels": figures.label_sheet(found.labels, task),
-        "heads": figures.score_grids(found.heads),
-        "spectrum": figures.spectrum_sheet(found.spectrum),
-        "entropy": figures.entropy_sheet(found.entropy),
-        "ablation": figures.ablation_panels(found.ablation),
-        **cause_figures(found.causes),
+        "labels": (figures.label_sheet(found.labels, task), found.labels),
+        "heads": (figures.score_grids(found.heads), found.heads),
+        "spectrum": (figures.spectrum_sheet(found.spectrum), found.spectrum),
+        "entropy": (figures.entropy_sheet(found.entropy), found.entropy),
+        "ablation": (figures.ablation_panels(found.ablation), found.ablation),
+        **cause_figures(found.causes, task),
     }
     if found.film is not None:
-        drawn["dynamics"] = figures.film_sheet(found.film)
+        drawn["dynamics"] = figures.film_sheet(found.film), found.film
     if set(LADDER) <= set(found.evidence["probe"]):
-        drawn["ladder"] = figures.ladder_sheet(found.evidence)
+        drawn["ladder"] = figures.ladder_sheet(found.evidence), found.evidence
     if set(STRIPES) <= set(found.heads["probe"]):
-        drawn["stripes"] = figures.stripe_sheet(found.heads)
+        drawn["stripes"] = figures.stripe_sheet(found.heads), found.heads
     if found.attention is not None:
-        drawn["attention"] = figures.attention_sheet(found.attention)
+        drawn["attention"] = figures.attention_sheet(found.attention), found.attention
     return drawn
+
+
+def note_of(name: str, frame: pd.DataFrame, subject: Subject) -> str:
+    """Say below a figure which model it is about, on which input, and what its whiskers are."""
+    n = int(frame["n_sequences"].max()) if "n_sequences" in frame else 1
+    said = [subject.named, f"input: {counted(n, 'sequence')} {subject.kind}"]
+    if "repeated_blocks" in frame.attrs:
+        said.append(f"classes of content: {frame.attrs['repeated_blocks']}")
+    if name in WITH_INTERVALS:
+        said.append("interval: 95 %, sequences resampled")
+    return " | ".join(said)
 
 
 def subtitle(subject: Subject) -> str:

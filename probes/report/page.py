@@ -55,8 +55,12 @@ summary { cursor: pointer; color: var(--blue); }
 td.long { overflow-wrap: anywhere; }
 @media print { body { background: none; font-size: 11px; } thead { display: table-header-group; }
   main { margin: 0; padding: 0; border: 0; max-width: none; } figure, tr { break-inside: avoid; } }
-@media (max-width: 40rem) { main { padding: 1.2rem; margin: 0; border: 0; } }
+@media (max-width: 40rem) { main { padding: 1.2rem; margin: 0; border: 0; }
+  .words { min-width: 36rem; } }
 """
+
+ENDS = ("95 % from", "95 % to")
+"""Headings of the ends of an interval."""
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Even if something slipped through, a browser would load and run nothing."""
@@ -274,7 +278,8 @@ def ablation_table(ablation: pd.DataFrame) -> str:
             own += [row["ci_low"], row["ci_high"]]
     header = ["ablated", "in its place"]
     for metric in dict.fromkeys(ablation["metric"]):
-        header += [metric, "change"] + (["from", "to"] if metric == "loss" else [])
+        header += [metric.replace("_", " "), "change"]
+        header += list(ENDS) if metric == "loss" else []
     return html_table(header, list(rows.values()), [False, False, *[True] * (len(header) - 2)])
 
 

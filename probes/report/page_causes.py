@@ -12,7 +12,7 @@ import pandas as pd
 from lab.naming import head_label
 from probes.labels.evidence_card import shown_label
 from probes.report.causes import Causes, redundancy_sentences
-from probes.report.page import figure, html_table, text
+from probes.report.page import ENDS, figure, html_table, text
 from probes.tables import csv_text
 
 Cells = list[dict[str, str]]
@@ -85,7 +85,7 @@ def group_parts(redundancy: pd.DataFrame, joint: bytes, task: str | None) -> lis
         ]
         for row in cells
     ]
-    header = ["head", "group", "change", "from", "to", "last of its group", "as many others"]
+    header = ["head", "group", "change", *ENDS, "last of its group", "as many others"]
     header += ["of its layers"]
     return [
         "<h3>Who stands in for whom</h3>",
@@ -109,8 +109,9 @@ def table_of(frame: pd.DataFrame, columns: Sequence[str], named: str = "head") -
         for row in cells_of(frame)
     ]
     numeric = [pd.api.types.is_numeric_dtype(frame[name]) for name in columns]
-    header = [named, *(name.replace("_", " ").replace("ci low", "from") for name in columns)]
-    return html_table([name.replace("ci high", "to") for name in header], rows, [False, *numeric])
+    ends = dict(zip(("ci_low", "ci_high"), ENDS, strict=True))
+    header = [named, *(ends.get(name, name.replace("_", " ")) for name in columns)]
+    return html_table(header, rows, [False, *numeric])
 
 
 def name_of(row: Mapping[str, str], named: str) -> str:

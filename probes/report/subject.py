@@ -42,6 +42,10 @@ class Subject:
     model: HookedGPT
     title: str
     command: str
+    named: str
+    """The model, in small print below a figure."""
+    kind: str
+    """What its sequences are, behind their number: `12 sequences`, and this."""
     facts: Mapping[str, Any]
     """run, task, step, checkpoint_sha256 and seed; None where unknown."""
     accuracy_batch: Batch
@@ -71,6 +75,8 @@ def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | 
     return Subject(
         model=load_model(run.path),
         title=f"Heads of {run.name}",
+        named=f"{run.name}: {config.task} of length {config.length}, step {run.last_step}",
+        kind=f"of {config.task}, unseen",
         command=shlex.join(words) if command is None else command,
         facts={
             "run": run.name,
@@ -119,6 +125,8 @@ def model_subject(
     return Subject(
         model=model,
         title="Heads of a model",
+        named="a model at hand",
+        kind="of random tokens said twice" if own else "that were given",
         command="probes.write_report(model, out_dir)" if command is None else command,
         facts=unknown,
         accuracy_batch=batch,

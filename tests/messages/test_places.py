@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from apps.cli import main
@@ -35,9 +36,8 @@ def quick_reports() -> Iterator[None]:
     read = ("labels", "heads", "stripes", "spectrum", "attention", "entropy", "ablation")
     names = (*read, "joint", "shapley", "first_order", "pruning")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            report, "draw_figures", lambda *_: {name: plots.new_figure(1.0, 1.0) for name in names}
-        )
+        drawn = {name: (plots.new_figure(1.0, 1.0), pd.DataFrame()) for name in names}
+        patch.setattr(report, "draw_figures", lambda *_: drawn)
         measured, measure = [], report.measure
 
         def measure_once(subject: report.Subject) -> report.Findings:

@@ -31,6 +31,8 @@ def subject() -> Subject:
     return Subject(
         model=model,
         title="",
+        named="",
+        kind="",
         command="",
         facts=unknown,
         accuracy_batch=batch,
@@ -53,7 +55,7 @@ def test_all_parts_of_a_small_model_add_up_and_stand_on_the_page(subject):
     assert shapley["value"].sum() == pytest.approx(shapley["joint"].iloc[0], abs=1e-9)
     assert causes.redundancy["heads"].unique().tolist() == ["L0H0,L0H1"]
     assert set(causes.removable["within"]) == {0.0, 0.01, 0.05}
-    drawn = dict.fromkeys(cause_figures(causes), b"picture")
+    drawn = dict.fromkeys(cause_figures(causes, "reversal"), b"picture")
     assert list(drawn) == ["joint", "shapley", "first_order", "pruning"]
     page = "".join(cause_sections(causes, drawn, "reversal"))
     for title in ("stands in for whom", "Shared out", "How small it can get", "a gradient would"):
@@ -73,7 +75,7 @@ def test_a_model_gets_what_it_is_small_enough_for(subject, monkeypatch):
     monkeypatch.setattr(report_causes, "MOST_ABLATED", 3)
     causes = measure_causes(subject, labels)
     assert list(causes.tables()) == []
-    assert cause_sections(causes, cause_figures(causes), None) == []
+    assert cause_sections(causes, cause_figures(causes, None), None) == []
 
 
 def test_an_order_is_not_found_on_what_it_is_reported_on(subject):

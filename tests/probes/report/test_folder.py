@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from lab.config import ModelConfig, TrainConfig
 from lab.evaluation import evaluate
@@ -76,10 +77,8 @@ def files_in(folder):
 @pytest.fixture
 def plain_pictures(monkeypatch):
     """Empty figures, for tests that look at everything else: drawing takes seconds."""
-    names = ("attention", *FIGURES)
-    monkeypatch.setattr(
-        report, "draw_figures", lambda *_: {name: plots.new_figure(1.0, 1.0) for name in names}
-    )
+    drawn = {name: (plots.new_figure(1.0, 1.0), pd.DataFrame()) for name in ("attention", *FIGURES)}
+    monkeypatch.setattr(report, "draw_figures", lambda *_: drawn)
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +268,20 @@ def test_first_screen_accuracy_is_that_of_all_unseen_sequences(trained, screen):
         "exact_match": exact.exact_match,
         "n_sequences": 30,
     }
+
+
+def test_every_figure_says_what_it_was_measured_on(trained):
+    notes = {}
+    for path in (trained / "figures").glob("*.png"):
+        with Image.open(path) as picture:
+            notes[path.stem] = picture.info["Description"].split(" | ")
+    assert {"attention", *FIGURES} <= set(notes)
+    assert {note[0] for note in notes.values()} == {"tiny: reversal of length 4, step 3"}
+    assert notes["heads"][1:] == ["input: 20 sequences of reversal, unseen"]
+    assert notes["attention"][1] == "input: 1 sequence of reversal, unseen"
+    assert notes["shapley"][2] == "interval: 95 %, sequences resampled"
+    if "ladder" in notes:
+        assert "blocks of" in notes["ladder"][2]
 
 
 def test_second_report_of_a_run_is_the_same(trained, tmp_path, plain_pictures):
