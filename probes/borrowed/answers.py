@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lab.shapes import Logits, PositionMask, Tokens
 from lab.tasks.base import Batch
-from probes.reading.reads import ReadableModel, as_batch, model_device
+from probes.reading.reads import ReadableModel, as_batch, model_device, require_finite
 
 PerSequence = Int[Tensor, " batch"]
 
@@ -134,8 +134,10 @@ def asked_pairs(
     """Return the pairs in which some row counts, clean and corrupt, on the model's device.
 
     Raises:
-        ValueError: The sequences do not pair up, or nothing is asked of them.
+        ValueError: The sequences do not pair up, nothing is asked of them, or a weight is no
+            number.
     """
+    require_finite(model)
     good, bad = (tokens_of(each).to(model_device(model)) for each in (clean, corrupt))
     require_pairs(good, bad)
     asked = (Answers.between(clean, corrupt) if answers is None else answers).to(good.device)

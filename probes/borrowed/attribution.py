@@ -24,7 +24,13 @@ from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import reading_mode
-from probes.reading.reads import ReadableModel, config_of, model_device, provenance
+from probes.reading.reads import (
+    ReadableModel,
+    config_of,
+    model_device,
+    provenance,
+    require_finite,
+)
 from probes.schemas.borrowed import ATTRIBUTION
 from probes.tables import make_table
 
@@ -68,9 +74,10 @@ def logit_attribution(
             `Answers.of(batch_or_tokens)`.
 
     Raises:
-        ValueError: The norms cannot be folded, heads were pruned, no row counts, or the parts do
-            not sum to the logits.
+        ValueError: The norms cannot be folded, heads were pruned, no row counts, the parts do not
+            sum to the logits, or a weight is no number.
     """
+    require_finite(model)
     tokens = tokens_of(batch_or_tokens).to(model_device(model))
     asked = (Answers.of(batch_or_tokens) if answers is None else answers).to(tokens.device)
     require_asked(asked, tokens)

@@ -93,7 +93,7 @@ def require_edges(model: ReadableModel) -> None:
     """Refuse models of which TransformerLens says in many words, or not at all, what they lack.
 
     Raises:
-        ValueError: The model has no MLPs, or a layer without heads.
+        ValueError: The model has no MLPs, a layer without heads, or heads that share keys.
     """
     config = config_of(model)
     got = None
@@ -101,6 +101,8 @@ def require_edges(model: ReadableModel) -> None:
         got = "a model without MLPs"
     elif config is not None and not all(map(config.n_heads_of, range(config.n_layers))):
         got = "a model with a layer whose heads are all pruned"
+    elif config is not None and config.kv_heads != config.n_heads:
+        got = "a model whose heads share keys and values"
     if got is not None:
         raise ValueError(
             f"a model must have heads and an MLP in every layer for edge attribution, got {got}; "
@@ -125,7 +127,7 @@ def edge_scores(
                 lambda logits: answers(logits)[0],
                 EdgeAttributionConfig(granularity="edge"),
             )
-    except NotImplementedError:
+    except NotImplementedError:  # of a bridge whose set_use_split_qkv_input cannot fork
         raise ValueError(
             "a model must fork its stream for the q, k and v of each head for edge attribution, "
             f"got a {type(model).__name__} that does not; load the weights with "

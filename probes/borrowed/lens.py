@@ -17,7 +17,7 @@ from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import reading_mode
-from probes.reading.reads import ReadableModel, model_device, provenance
+from probes.reading.reads import ReadableModel, model_device, provenance, require_finite
 from probes.schemas.borrowed import LENS
 from probes.tables import make_table
 
@@ -52,8 +52,10 @@ def logit_lens(
         answers: What should come out; None: `Answers.of(batch_or_tokens)`.
 
     Raises:
-        ValueError: The model's logits are not made of its last stream alone, or no row counts.
+        ValueError: The model's logits are not made of its last stream alone, no row counts, or a
+            weight is no number.
     """
+    require_finite(model)
     tokens = tokens_of(batch_or_tokens)
     asked = Answers.of(batch_or_tokens) if answers is None else answers
     require_asked(asked, tokens)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.attention import fused_attention, mix_values
-from lab.config import require_choice
+from lab.config import require, require_choice
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
@@ -124,7 +124,8 @@ def estimated_patches(
     Raises:
         ValueError: An unknown node or metric, or sequences of another shape.
     """
-    wanted = tuple(nodes)
+    wanted = tuple(dict.fromkeys(nodes))
+    require(bool(wanted), "nodes", "at least one of z, q, k and v", wanted)
     for node in wanted:
         require_choice("node", node, NODES)
     require_choice("softmax", softmax, get_args(Softmax))
@@ -146,10 +147,7 @@ def estimated_patches(
             memory=memory,
         )
         parts.append(estimate_columns(found, node, "example", seed))
-    columns = {
-        name: np.concatenate([part[name] for part in parts]) if parts else []
-        for name in ESTIMATES.names
-    }
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in ESTIMATES.names}
     about = {
         "bootstrap_seed": seed,
         "softmax": softmax,

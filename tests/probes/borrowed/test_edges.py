@@ -123,7 +123,7 @@ def test_pruned_heads_keep_their_ids(build_model):
     ("changes", "message"),
     [
         ({"attn_only": True}, "a model must have heads and an MLP .* got a model without MLPs; pa"),
-        ({"n_key_value_heads": 1}, "has n_key_value_heads=1 for n_heads=3"),
+        ({"n_key_value_heads": 1}, "got a model whose heads share keys and values; patch_act"),
     ],
 )
 def test_models_without_such_edges_are_told_in_one_line(build_model, changes, message):

@@ -258,6 +258,7 @@ def test_pieces_and_pruned_heads(small_model, repeating_batch):
     ("request_", "message"),
     [
         ({"nodes": ["w"]}, "unknown node 'w'; choose from k, q, v, z"),
+        ({"nodes": []}, r"nodes must be at least one of z, q, k and v, got \(\)"),
         ({"softmax": "frozen"}, "unknown softmax 'frozen'; choose from linear, recomputed"),
         ({"metric": "kl"}, "metric must have a first-order change, got kl"),
     ],
@@ -269,6 +270,15 @@ def test_wrong_requests_are_refused(small_model, repeating_batch, request_, mess
         estimated_patches(small_model, repeating_batch, repeating_batch[:2])
     with pytest.raises(ValueError, match="a position must be below n_ctx = 16, got 16"):
         estimated_ablations(small_model, repeating_batch, Ablation(positions=(16,)))
+
+
+def test_a_node_named_twice_is_estimated_once(small_model, repeating_batch):
+    others = TASK.sample(5, seed=0, split="reference")
+    once, twice = (
+        estimated_patches(small_model, repeating_batch, others, nodes=nodes)
+        for nodes in (["z"], ["z", "z"])
+    )
+    assert once.equals(twice)
 
 
 def test_inference_mode_around_it_changes_nothing(small_model, repeating_batch):
