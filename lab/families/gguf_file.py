@@ -327,7 +327,7 @@ def dequantised(tensor: Any) -> Tensor:
 
     try:
         numbers = dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError:
+    except NotImplementedError:  # what the package says of a type that it does not know
         raise ValueError(
             f"{tensor.name} must be of a type that the package gguf dequantises, got "
             f"{tensor.tensor_type.name}"

@@ -53,7 +53,8 @@ class Ledger:
         try:
             file = io.BytesIO(path.read_bytes())  # np.load does not close a damaged file
             found = np.load(file, allow_pickle=False)["totals"]  # a zip file, with a checksum
-        except (OSError, ValueError, EOFError, LookupError, NotImplementedError, BadZipFile):
+        # RuntimeError: a bit that says how the zip file is packed, or that it is encrypted.
+        except (OSError, ValueError, EOFError, LookupError, RuntimeError, BadZipFile):
             return None
         return found if found.shape == shape and found.dtype == np.float64 else None
 

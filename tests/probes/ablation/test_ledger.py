@@ -6,6 +6,7 @@ import torch
 
 from lab.durable import hold
 from probes.ablation import runs as sweep_runs
+from probes.ablation.ledger import Ledger
 from probes.ablation.sweep import Ablation, sweep_sets
 
 SETS = [((0, 0),), ((0, 1),), ((0, 2),), ((1, 0),), ((1, 1), (1, 2))]
@@ -122,6 +123,20 @@ def test_damaged_chunk_or_one_of_another_shape_is_computed_again(build_model, tm
         computed.clear()
         swept(model, folder)
         assert not computed
+
+
+def test_no_bit_of_a_kept_part_can_turn_into_an_error_or_into_another_number(tmp_path):
+    ledger = Ledger(tmp_path)
+    totals = np.arange(6.0).reshape(2, 3)
+    ledger.write("part", totals)
+    kept = tmp_path / "part.npz"
+    good = kept.read_bytes()
+    for place in range(len(good)):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        kept.write_bytes(bad)
+        found = ledger.read("part", totals.shape)
+        assert found is None or np.array_equal(found, totals)
 
 
 def test_a_ledger_knows_no_hooks_and_knows_autocast(build_model, tmp_path):
