@@ -19,7 +19,9 @@ from lab.config import ModelConfig, require, require_number, require_seed, requi
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
+from lab.shapes import Tokens
 from lab.tasks.base import Batch
+from probes.reading.reads import as_batch
 from probes.schemas.cause import GATES
 from probes.tables import make_table
 
@@ -129,7 +131,7 @@ def drawn_gate(log_a: Gates, uniform: Float[Tensor, "draw head"]) -> Float[Tenso
 @torch.enable_grad()
 def learn_gates(
     model: HookedGPT,
-    batch: Batch,
+    batch: Batch | Tokens,
     *,
     penalty: float = 0.05,
     steps: int = 300,
@@ -144,7 +146,8 @@ def learn_gates(
 
     Args:
         model: A trained HookedGPT.
-        batch: Sequences with the rows that the loss counts; each step draws some of them.
+        batch: Sequences of a task, or plain tokens, of which every next token is scored; each step
+            draws some of them.
         penalty: What an open head costs, in nats; the more, the more heads close.
         steps: Steps of Adam.
         learning_rate: Of log_a.
@@ -158,6 +161,7 @@ def learn_gates(
     require_whole("steps", steps, 1)
     require_number("learning_rate", learning_rate, 0.0)
     require_seed(seed)
+    batch = as_batch(batch)
     scored = batch.loss_mask.any(dim=1).nonzero()[:, 0].cpu()
     require(len(scored) > 0, "sequences with scored rows", "at least 1", 0)
     config, device = model.config, model.W_E.device

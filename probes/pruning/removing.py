@@ -17,7 +17,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.config import ModelConfig
+from lab.config import ModelConfig, require
 from lab.gates import GateTensors, HeadGates, Reference
 from lab.model import HookedGPT
 from lab.naming import quoted, unknown_name
@@ -230,7 +230,11 @@ def certify(
         tokens: Sequences to compare on.
         mode: What filled the gap.
         repeats: Timed forward passes of each model.
+
+    Raises:
+        ValueError: There is no token to compare on.
     """
+    require(tokens.numel() > 0, "tokens", "at least one sequence of one token", list(tokens.shape))
     gated = model(tokens, gates=gates)
     difference = (pruned(tokens) - gated).abs().max().item()
     largest = max(1.0, gated.abs().max().item())

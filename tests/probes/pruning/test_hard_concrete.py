@@ -16,6 +16,7 @@ from probes.pruning.hard_concrete import (
     open_probability,
 )
 from probes.pruning.removing import prune_heads
+from probes.reading.reads import as_batch
 
 
 def test_published_figures() -> None:
@@ -136,6 +137,16 @@ def test_a_mean_that_does_the_work_lets_its_head_go(
     assert set(learned.closed) == set(learned.heads)
     gates = HeadGates.ablate(learned.closed, like=model, fill=mean).tensors(model, [mean])
     torch.testing.assert_close(model(batch.tokens, gates=gates), model(batch.tokens))
+
+
+def test_plain_tokens_are_a_batch_of_every_next_token(
+    one_useful_head: tuple[HookedGPT, Batch],
+) -> None:
+    model, batch = one_useful_head
+    plain, scored = (
+        learn_gates(model, each, steps=2) for each in (batch.tokens, as_batch(batch.tokens))
+    )
+    assert torch.equal(plain.trajectory, scored.trajectory)
 
 
 def test_what_cannot_be_learned(one_useful_head: tuple[HookedGPT, Batch]) -> None:

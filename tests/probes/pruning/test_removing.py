@@ -166,6 +166,8 @@ class TestCertificate:
         pruned = prune_heads(model, [(1, 0)])
         gates = HeadGates.ablate([(1, 1)], like=model)
         assert not certify(model, pruned, gates, some_tokens(), mode="zero", repeats=1).holds
+        with pytest.raises(ValueError, match=r"at least one sequence of one token, got \[0, \d+\]"):
+            certify(model, pruned, gates, some_tokens()[:0], mode="zero")
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_of_half_precision(self, dtype: torch.dtype) -> None:
