@@ -47,7 +47,7 @@ SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#062c4f", "#0b5c94", "#7fb6dc", "#ffffff", "#f2a978", "#d55e00", "#7a3300"]
 )
 """White is 0, orange above and blue below it, darker both ways."""
-SMALL_PRINT = 15
+SMALL_PRINT = 17
 """Characters of small print that an inch has room for."""
 
 

@@ -56,7 +56,7 @@ def plot_pairs(
     grid = pd.DataFrame(values[1:, :-1], index=names[1:], columns=names[:-1])
     ax = own_axes(ax, 3.4 + 0.62 * grid.shape[1], 1.6 + 0.42 * len(grid))
     better = better_way(metric)
-    label = change_label(metric, unit, "" if better is None else "orange")
+    label = change_label(metric, unit, "" if better is None else "orange").replace(" (", "\n(")
     draw_signed(ax, grid, label, flip=better == "higher", doubtful=doubtful[1:, :-1] == 1)
     number_axes(ax, names[1:], names[:-1])
     ax.set_aspect("auto")

@@ -71,7 +71,8 @@ def score_grids(heads: pd.DataFrame) -> Figure:
 
 def sheet_title(figure: Figure, text: str) -> None:
     """Write above several charts what they all show."""
-    figure.suptitle(text, x=0.1 / figure.get_figwidth(), ha="left", color=canvas.INK)
+    left = 0.1 / figure.get_figwidth()
+    figure.suptitle(text, x=left, ha="left", color=canvas.INK, fontweight="bold")
 
 
 def entropy_sheet(entropy: pd.DataFrame) -> Figure:

@@ -1,12 +1,20 @@
-"""The README's tree stays true."""
+"""The README's tree and its commands stay true."""
 
+import re
+import shlex
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from apps.cli import COMMANDS, main
+from apps.commands.arguments import fill_in
+
 ROOT = Path(__file__).resolve().parents[2]
-TREE = (ROOT / "README.md").read_text().split("## What is where", 1)[1].split("```")[1]
+README = (ROOT / "README.md").read_text()
+TREE = README.split("## What is where", 1)[1].split("```")[1]
+TYPED = re.findall(r"(?:`headlab|\$ headlab|-m apps\.cli) ([a-z]+ [^`\n]+)", README)
 NAMED = {line.split()[0] for line in TREE.splitlines() if line.strip()}
 
 
@@ -41,3 +49,27 @@ def test_tree_names_nothing_that_does_not_exist():
             assert folder.exists(), name
         else:
             assert (folder / name).exists(), f"{folder.name}/{name}"
+
+
+class Understood(BaseException):
+    """The parser has filled in a form: what follows takes too long here."""
+
+
+@pytest.mark.parametrize("typed", sorted(set(TYPED)))
+def test_commands_are_understood(typed, monkeypatch):
+    words = shlex.split(typed)
+
+    def filled(*given, **told):
+        fill_in(*given, **told)
+        raise Understood
+
+    (where,) = (entry.where for entry in COMMANDS if entry.name == words[0])
+    monkeypatch.setattr(import_module(where.split(":")[0]), "fill_in", filled)
+    with pytest.raises(Understood):
+        main(words)
+
+
+def test_commands_are_found():
+    assert {"probe reversal", "ablate reversal", "prune reversal --keep 2 --out small"} <= set(
+        TYPED
+    )
