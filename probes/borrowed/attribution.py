@@ -5,6 +5,7 @@ to no head and the unembedding's bias come into one table that sums to the logit
 through later layers is not in it: that is the business of ablation and patching.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens.tools.analysis import direct_logit_attribution
 
-from lab.lens.folding import check_modules, fold_norms
+from lab.lens.folding import fold_norms
 from lab.model import HookedGPT
 from lab.naming import parse_head
 from lab.shapes import Tokens
@@ -67,8 +68,8 @@ def logit_attribution(
     answers' mean logit, which attrs["logit"] holds. Source: Elhage et al. 2021; Wang et al. 2023.
 
     Args:
-        model: A HookedGPT, of which a folded copy is read (in float32, if it is of less),
-            or a TransformerLens model in its compatibility mode.
+        model: A HookedGPT, of which a folded copy is read, or a TransformerLens model in its
+            compatibility mode; in half precision, a copy in float32.
         batch_or_tokens: A task's batch, or plain tokens.
         answers: Whose logits are split; with wrong answers, the differences. None:
             `Answers.of(batch_or_tokens)`.
@@ -82,12 +83,13 @@ def logit_attribution(
     asked = (Answers.of(batch_or_tokens) if answers is None else answers).to(tokens.device)
     require_asked(asked, tokens)
     require_whole_layers(model)
-    folded: Any = folded_copy(model) if isinstance(model, HookedGPT) else model
+    exact = in_float32(model)
+    folded: Any = fold_norms(exact) if isinstance(exact, HookedGPT) else exact
     heads_width = folded.cfg.n_layers * folded.cfg.n_heads * folded.cfg.d_model
     step = max(1, NUMBERS_AT_ONCE // (heads_width * tokens.shape[1]))
     found: dict[Part, list[Tensor]] = {}
     # Autocast would round the terms, and not the sum that they are held against, or otherwise.
-    with reading_mode(model), torch.autocast(tokens.device.type, enabled=False):
+    with reading_mode(folded), torch.autocast(tokens.device.type, enabled=False):
         for start in range(0, len(tokens), step):
             some = slice(start, start + step)
             for part, terms in attributed(folded, tokens[some], asked[some]).items():
@@ -127,15 +129,14 @@ def require_whole_layers(model: ReadableModel) -> None:
         )
 
 
-def folded_copy(model: HookedGPT) -> HookedGPT:
-    """Return a model without norms' weights, precise enough for its parts to sum to its logits."""
-    if model.W_E.dtype.itemsize >= 4:
-        return fold_norms(model)
-    # What folding and the sum of the parts round in half precision would look like a missed part.
-    wide = HookedGPT(model.config).to(model.W_E.device, torch.float32)
-    check_modules(model, wide)
-    wide.load_state_dict(model.state_dict())
-    return fold_norms(wide)
+def in_float32(model: ReadableModel) -> ReadableModel:
+    """Return a model whose parts sum to its logits: in half precision a copy of it that is wider.
+
+    What folding and the sum round there would look like a part that was missed.
+    """
+    if isinstance(model, nn.Module) and any(w.dtype.itemsize < 4 for w in model.parameters()):
+        return copy.deepcopy(model).float()
+    return model
 
 
 def attributed(model: Any, tokens: Tokens, answers: Answers) -> Terms:
@@ -196,10 +197,6 @@ def require_sum(total: Float[Tensor, "batch pos"], logits: Float[Tensor, "batch 
     off, largest = float((total - logits).abs().max()), float(logits.abs().max())
     if off > WORST_SUM * max(1.0, largest):
         raise ValueError(
-            f"attributions must sum to the logits, got sums that are off by up to {off:.3g}: "
-            + (
-                "the model adds to its stream, or to its logits, what this tool does not know of"
-                if logits.dtype.itemsize >= 4
-                else f"{logits.dtype} rounds too much; load the model in float32"
-            )
+            f"attributions must sum to the logits, got sums that are off by up to {off:.3g}: the "
+            "model adds to its stream, or to its logits, what this tool does not know of"
         )

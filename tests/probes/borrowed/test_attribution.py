@@ -120,3 +120,15 @@ def test_half_precision_and_autocast_are_no_missed_part(build_model, repeating_b
     half = logit_attribution(copy.deepcopy(model).bfloat16(), repeating_batch)
     assert half.attrs["logit"] == pytest.approx(half["attribution"].sum(), abs=1e-5)
     np.testing.assert_allclose(half["attribution"], expected["attribution"], atol=0.05)
+
+
+def test_bridge_of_half_precision_is_read_in_float32_and_left_as_it_is(build_model):
+    model = build_model(initializer_range=0.2).float().eval()
+    expected = logit_attribution(model, TOKENS, answers=ASKED)
+    bridge = model.to_boot_native()
+    bridge.enable_compatibility_mode()
+    half = logit_attribution(bridge.to(torch.bfloat16), TOKENS, answers=ASKED)
+    assert half.attrs["logit"] == pytest.approx(half["attribution"].sum(), abs=1e-5)
+    np.testing.assert_allclose(half["attribution"], expected["attribution"], atol=0.05)
+    assert half.attrs["dtype"] == "bfloat16"
+    assert {weight.dtype for weight in bridge.parameters()} == {torch.bfloat16}
