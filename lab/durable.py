@@ -21,6 +21,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 LONGEST_JSON = 64 * 2**20
 
 
@@ -47,10 +48,11 @@ def one_clear_error(place: Path) -> Iterator[None]:
         if error.errno is None:  # ours already, from a nested write
             raise
         rule = "on a disk with room" if error.errno in FULL else "writable"
-        remedy = "free some space" if error.errno in FULL else "change its permissions"
+        remedy = "free some space or " if error.errno in FULL else ""
+        remedy = "change its permissions or " if error.errno in FORBIDDEN else remedy
         clear = OSError(
             f"place for output must be {rule}, got {error.strerror!r} at {final_name(place)!r}; "
-            f"{remedy} or choose another place, then try again (what was complete is kept)"
+            f"{remedy}choose another place, then try again (what was complete is kept)"
         )
         raise clear from error
 

@@ -63,7 +63,7 @@ def pick_device(name: str = "auto") -> torch.device:
     if not there[kind] or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
         found = ", ".join(k for k in there if there[k])
         raise ValueError(
-            f"device must be one that this machine has ({found}), got {name!r}; use device='auto'"
+            f"device must be one that this machine has ({found}), got {name!r}; take auto"
         )
     return torch.device(name)
 

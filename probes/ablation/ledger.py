@@ -131,7 +131,7 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     others = [key for key in plain if found.get(key) != plain[key]]
     if others:
         raise ValueError(
-            f"a ledger must be of the very same work, got one with another {others[0]} in "
+            f"a ledger must be of the very same work, got one that differs in {others[0]} in "
             f"{str(folder)!r}; choose another folder or delete this one"
         )
 

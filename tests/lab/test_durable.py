@@ -1,5 +1,7 @@
 """What stands under a name is whole, whatever happened while it was written."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from lab.durable import (
     atomic_dir,
     atomic_write,
     hold,
+    one_clear_error,
     read_json,
     remove_leftovers,
     temporary_name,
@@ -44,7 +47,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
     (tmp_path / "file").write_bytes(b"")
     target = Path(place) if place.startswith("/") else tmp_path / place
     for write in (lambda: atomic_write(target / "a", b"x"), lambda: atomic_dir(target).__enter__()):
-        with pytest.raises(OSError, match=r"must be writable, got .* permissions"):
+        with pytest.raises(OSError, match=r"must be writable, got .*; choose another place"):
             write()
 
 
@@ -112,3 +115,12 @@ def test_damaged_json_is_one_line(tmp_path, text, message):
         path.write_bytes(text)
     with pytest.raises(ValueError, match=rf"^a\.json {message}.*; restore the folder from a copy$"):
         read_json(path)
+
+
+def test_permissions_are_the_remedy_where_they_are_the_fault(tmp_path):
+    for number, remedy in ((errno.EROFS, "change its permissions or "), (errno.ENAMETOOLONG, "")):
+        with (
+            pytest.raises(OSError, match=rf"got '.*' at '.*'; {remedy}choose another place"),
+            one_clear_error(tmp_path),
+        ):
+            raise OSError(number, os.strerror(number))

@@ -26,7 +26,7 @@ def test_devices_are_those_of_this_machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert pick_device("auto") == pick_device("cpu") == CPU
-    with pytest.raises(ValueError, match=r"has \(cpu\), got 'cuda:1'; use device='auto'"):
+    with pytest.raises(ValueError, match=r"has \(cpu\), got 'cuda:1'; take auto"):
         pick_device("cuda:1")
     with pytest.raises(ValueError, match=r"unknown device 'cudda'; .* \(did you mean 'cuda'\?\)"):
         pick_device("cudda")

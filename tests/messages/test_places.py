@@ -217,7 +217,7 @@ def test_a_place_for_tables_is_checked_before_the_work(
         ("", "--out must be the name of a folder, got ''; write --out DIR"),
         ("a\0b", "--out must be the name of a folder, got 'a\\x00b'; write --out DIR"),
         ("file", "--out must be a folder, got the file 'file'; choose another"),
-        ("file/in", "place for output must be writable, got 'File exists' at 'file/in'; "),
+        ("file/in", "place for output must be writable, got 'File exists' at 'file/in'; cho"),
         ("n" * 300, "place for output must be writable, got 'File name too long' at 'nnn"),
         ("new/" + "n" * 300, "place for output must be writable, got 'File name too long' at 'new"),
         ("full", "--out must be a new or an empty folder, got 'full', which holds files; "),

@@ -76,7 +76,7 @@ def test_ledger_of_another_sweep_is_refused(build_model, tmp_path):
     for name, another in others.items():
         torch.set_num_threads(threads + (name == "threads"))
         try:
-            with pytest.raises(ValueError, match=rf"got one with another {name} in '.*ledger'; ch"):
+            with pytest.raises(ValueError, match=rf"got one that differs in {name} in '.*ledger'; ch"):
                 another()
         finally:
             torch.set_num_threads(threads)
@@ -144,7 +144,7 @@ def test_a_ledger_knows_no_hooks_and_knows_autocast(build_model, tmp_path):
     swept(model, folder)
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(ValueError, match="got one with another autocast in"),
+        pytest.raises(ValueError, match="got one that differs in autocast in"),
     ):
         swept(model, folder)
     model.blocks[0].hook_mlp_out.add_hook(lambda out, hook: out * 0)

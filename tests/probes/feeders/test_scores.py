@@ -335,5 +335,5 @@ def test_interrupted_runs_go_on_with_the_same_bits(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again, whole, check_exact=True)
     assert len(list(tmp_path.glob("*.npz"))) > 4
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
-    with pytest.raises(ValueError, match="the very same work, got one with another frozen in"):
+    with pytest.raises(ValueError, match="the very same work, got one that differs in frozen in"):
         feeder_scores(model, pair, targets=[(1, 0)], ledger=tmp_path)
