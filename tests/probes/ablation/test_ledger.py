@@ -76,7 +76,7 @@ def test_ledger_of_another_sweep_is_refused(build_model, tmp_path):
     for name, another in others.items():
         torch.set_num_threads(threads + (name == "threads"))
         try:
-            with pytest.raises(ValueError, match=rf"got one that differs in {name} in '.*ledger'; ch"):
+            with pytest.raises(ValueError, match=rf"got one that differs in {name} in '"):
                 another()
         finally:
             torch.set_num_threads(threads)
