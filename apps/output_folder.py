@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NOTED = ("input", "scored", "selection", "ablated", "interval")
-"""Facts that stand below a figure, beside the model that they are about."""
+NOTED = ("model", "input", "scored", "selection", "ablated", "interval")
+"""Facts that stand below a figure."""
 
 
 def write_and_say(
@@ -64,5 +64,7 @@ def note_of(facts: Mapping[str, Any]) -> str:
     >>> note_of({"model": "tiny: step 60", "run": "tiny", "input": "50 unseen sequences"})
     'tiny: step 60 | input: 50 unseen sequences'
     """
-    named = [facts["model"]] if "model" in facts else []
-    return " | ".join([*named, *(f"{name}: {facts[name]}" for name in NOTED if name in facts)])
+    said = {"model": "", "selection": "chosen on: "}
+    return " | ".join(
+        said.get(name, f"{name}: ") + str(facts[name]) for name in NOTED if name in facts
+    )

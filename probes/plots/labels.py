@@ -97,7 +97,7 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(len(layers), 0)
     ax.set_facecolor("white")
     number_axes(ax, layers, heads)
-    headline(ax, "What each head does, and its score")
+    headline(ax, "What each head does" + (", and its score" if few else ""))
     ax.legend(
         handles=handles,
         loc="center left",
