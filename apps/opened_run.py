@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from apps.console import grouped, remark
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.manifest import MANIFEST, read_manifest
 from lab.naming import bare, parse_head
 from lab.runs import WEIGHTS, Run, open_run

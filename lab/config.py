@@ -6,18 +6,25 @@ What is here can be written to a file and read back. What is computed from it li
 import dataclasses
 import itertools
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, get_args
 
-from lab.naming import quoted, unknown_name
+from lab.checks import (
+    as_tuples,
+    checked_fields,
+    is_whole,
+    require,
+    require_choice,
+    require_number,
+    require_seed,
+    require_text,
+    require_whole,
+)
 
 SCHEMA_VERSION = 1
 """Version of the JSON files of a run folder; a newer one is refused, an older one upgraded."""
 
-LARGEST_WHOLE = 2**63 - 1
-"""Largest whole number that seeds, counters and tensor sizes can hold."""
 LARGEST_SIZE = 2**24
 """Largest width, vocabulary or context."""
 MOST_LAYERS = MOST_HEADS = 10_000
@@ -36,50 +43,6 @@ SWITCHES = (
     "tie_word_embeddings",
 )
 """Fields of a ModelConfig that are true or false."""
-
-
-def require(holds: bool, what: str, rule: str, got: object) -> None:
-    """Raise ValueError in the project's one wording unless the rule holds."""
-    if not holds:
-        raise ValueError(f"{what} must be {rule}, got {quoted(got)}")
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether a value is a whole number; True and 1.0 are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def require_whole(name: str, value: Any, least: int, most: int = LARGEST_WHOLE) -> None:
-    """Raise ValueError unless value is a whole number from `least` to `most`."""
-    whole = is_whole(value)
-    require(whole and value >= least, name, f"a whole number of at least {least}", value)
-    limit = "below 2**63" if most == LARGEST_WHOLE else f"a whole number of at most {most}"
-    require(value <= most, name, limit, value)
-
-
-def require_seed(value: Any) -> None:
-    """Raise ValueError unless value can seed every generator that is used here."""
-    require_whole("seed", value, 0)
-
-
-def require_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Raise ValueError unless value is a finite number in [low, high]."""
-    number = is_whole(value) or isinstance(value, float)
-    if not (number and low <= value <= min(high, sys.float_info.max)):
-        span = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
-        require(False, name, f"a number {span}", value)
-
-
-def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise ValueError, with a suggestion, unless value is one of the choices."""
-    if not isinstance(value, str) or value not in choices:
-        got = value if isinstance(value, str) else quoted(value)
-        raise ValueError(unknown_name(name, got, choices))
-
-
-def require_text(name: str, value: object) -> None:
-    """Raise ValueError unless value is a text."""
-    require(isinstance(value, str), name, "a text", value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -435,27 +398,3 @@ def check_kept_heads(kept: tuple[tuple[int, ...], ...], n_layers: int, n_heads: 
         ids = isinstance(heads, tuple) and all(is_whole(h) and 0 <= h < n_heads for h in heads)
         in_order = ids and all(one < next_ for one, next_ in itertools.pairwise(heads))
         require(in_order, f"kept_heads[{layer}]", rule, heads)
-
-
-def as_tuples(value: Any) -> Any:
-    """Return what JSON read as a list, or as a list of lists, as tuples; anything else as it is."""
-    if not isinstance(value, list):
-        return value
-    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-
-
-def checked_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data as keyword arguments of a config class, or say what is unknown or missing."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{cls.__name__} must be a JSON object, got {type(data).__name__}")
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    for name in data:
-        if name not in known:
-            raise ValueError(unknown_name(f"{cls.__name__} key", str(name), known))
-    for name, f in known.items():
-        no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if no_default and name not in data:
-            raise ValueError(
-                f"{cls.__name__} must have the key {name!r}, got {', '.join(data) or 'none'}"
-            )
-    return dict(data)

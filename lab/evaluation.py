@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.gates import GateTensors, HeadGates
 from lab.shapes import Logits
 from lab.tasks.base import Batch

@@ -5,7 +5,8 @@ The recipe and the step are those of training; only the start differs.
 
 import dataclasses
 
-from lab.config import TrainConfig, require_whole
+from lab.checks import require_whole
+from lab.config import TrainConfig
 from lab.model import HookedGPT
 from lab.runtime import join_processes, pick_device
 from lab.trainer import Trainer

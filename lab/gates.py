@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.config import (
-    ModelConfig,
+from lab.checks import (
     as_tuples,
     checked_fields,
     require,
@@ -24,6 +23,7 @@ from lab.config import (
     require_text,
     require_whole,
 )
+from lab.config import ModelConfig
 from lab.naming import head_label, quoted, unknown_name
 from lab.positions import Positions
 from lab.shapes import HeadVectors

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.config import SampleConfig, require, require_whole
+from lab.checks import require, require_whole
+from lab.config import SampleConfig
 from lab.decoding import Decoder
 from lab.gates import GateTensors, HeadGates
 from lab.inputs import checked_ids, checked_mask

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.config import ModelConfig, is_whole
+from lab.checks import is_whole
+from lab.config import ModelConfig
 from lab.naming import quoted
 from lab.shapes import PositionMask, Resid, Tokens
 

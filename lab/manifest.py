@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lab.config import SCHEMA_VERSION, is_whole
+from lab.checks import is_whole
+from lab.config import SCHEMA_VERSION
 from lab.durable import atomic_write, file_sha256, read_json, to_json
 from lab.naming import bare, quoted
 

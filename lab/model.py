@@ -16,7 +16,8 @@ from transformer_lens.hook_points import HookPoint
 
 from lab.attention import Sight
 from lab.blocks import AttentionPath, Block, Pass
-from lab.config import ModelConfig, SampleConfig, require_choice
+from lab.checks import require_choice
+from lab.config import ModelConfig, SampleConfig
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_weight
 from lab.gates import GateTensors, HeadGates, check_gates
 from lab.inputs import check_layer, checked_ids, checked_mask, checked_residual

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lab.config import is_whole
+from lab.checks import is_whole
 from lab.model import HookedGPT
 from lab.naming import quoted
 from lab.shapes import Tokens

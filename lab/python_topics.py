@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from lab.config import require_choice, require_whole
+from lab.checks import require_choice, require_whole
 from lab.families.token_text import encode
 from lab.naming import counted
 from lab.shapes import Tokens

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 
-from lab.config import require_choice
+from lab.checks import require_choice
 from lab.naming import unknown_name
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from lab.config import LARGEST_WHOLE, ModelConfig, is_whole
+from lab.checks import LARGEST_WHOLE, is_whole
+from lab.config import ModelConfig
 from lab.naming import quoted, unknown_name
 
 LONGEST_HEADER = 100 * 2**20

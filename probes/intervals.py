@@ -6,7 +6,7 @@ Sequences are resampled, not rows: the tokens of one sequence depend on each oth
 import numpy as np
 from jaxtyping import Float64
 
-from lab.config import require_seed
+from lab.checks import require_seed
 
 RESAMPLES = 2_000
 """Bootstrap resamples of every interval."""

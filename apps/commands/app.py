@@ -18,7 +18,7 @@ from tyro.conf import arg
 from apps.commands.arguments import fill_in
 from apps.console import remark, say_facts
 from apps.studio.launch import HOST, page_address, server_command
-from lab.config import require
+from lab.checks import require
 from lab.runs import open_run, runs_home
 
 FIRST_PORT = 8501

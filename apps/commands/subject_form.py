@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from apps.commands.arguments import CheckpointStep, Device
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:

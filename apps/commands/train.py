@@ -13,7 +13,8 @@ from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
 from apps.terminal.training_lines import train_in_terminal
-from lab.config import ModelConfig, TrainConfig, require_whole
+from lab.checks import require_whole
+from lab.config import ModelConfig, TrainConfig
 from lab.naming import unknown_name
 from lab.presets import PRESETS, get_preset
 from lab.runs import Run, check_run_name, open_run, run_names, runs_home

@@ -15,7 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from lab.config import is_whole, require_number
+from lab.checks import is_whole, require_number
 from lab.families.foreign import Foreign, full_config
 from lab.naming import quoted, unknown_name
 

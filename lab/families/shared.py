@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lab.config import ModelConfig, is_whole
+from lab.checks import is_whole
+from lab.config import ModelConfig
 from lab.families.family import ACTIVATIONS, HFConfig
 from lab.naming import quoted, unknown_name
 

@@ -9,7 +9,7 @@ from transformer_lens import ActivationCache
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
-from lab.config import require
+from lab.checks import require
 from lab.lens.hook_table import present_name
 from lab.naming import quoted, unknown_name
 

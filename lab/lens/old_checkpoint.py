@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lab.config import ModelConfig, require
+from lab.checks import require
+from lab.config import ModelConfig
 from lab.lens.old_config import FLAGS, config_fields, folded_norms, translate_config
 from lab.model import HookedGPT
 from lab.naming import bare, quoted

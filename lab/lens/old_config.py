@@ -10,15 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.config import (
-    LARGEST_SIZE,
-    ModelConfig,
-    is_whole,
-    require,
-    require_choice,
-    require_number,
-    require_whole,
-)
+from lab.checks import is_whole, require, require_choice, require_number, require_whole
+from lab.config import LARGEST_SIZE, ModelConfig
 from lab.naming import quoted, unknown_name
 
 SAME = (

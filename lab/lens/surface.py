@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lab.config import require, require_choice
+from lab.checks import require, require_choice
 from lab.families.token_text import encode, token_texts
 from lab.lens.weight_stacks import WeightStacks
 from lab.naming import quoted

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformer_lens.config.transformer_lens_config import TransformerLensConfig
 
-from lab.config import ModelConfig, require
+from lab.checks import require
+from lab.config import ModelConfig
 from lab.naming import quoted, unknown_name
 
 SETTINGS = ("device", "dtype", "default_prepend_bos")

@@ -15,7 +15,7 @@ from transformer_lens import FactoredMatrix
 from transformer_lens.model_bridge.composition_scores import CompositionScores
 from transformer_lens.utilities.matrix import composition_scores
 
-from lab.config import require_choice
+from lab.checks import require_choice
 from lab.lens.hooked_root import HookedRoot
 from lab.naming import head_label
 

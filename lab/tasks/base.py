@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.shapes import PositionMask, Tokens
 from lab.tasks.counter_random import Split, random_words, uniform_below
 from lab.tasks.registry import TASKS

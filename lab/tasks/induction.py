@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.shapes import Tokens
 from lab.tasks.base import Answers, Symbols, Task
 from lab.tasks.counter_random import Split, distinct_below, random_words

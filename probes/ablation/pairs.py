@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.config import require_seed
+from lab.checks import require_seed
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import counted

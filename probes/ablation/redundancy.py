@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from lab.config import require_number, require_whole
+from lab.checks import require_number, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.runtime import Processes

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64
 
-from lab.config import require_seed, require_whole
+from lab.checks import require_seed, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.runtime import Processes

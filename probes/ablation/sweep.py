@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from lab.config import require_choice, require_number, require_whole
+from lab.checks import require_choice, require_number, require_whole
 from lab.gates import Donors, HeadGates, Reference, check_fill
 from lab.inputs import checked_mask
 from lab.model import HookedGPT

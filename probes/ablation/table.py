@@ -14,7 +14,8 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.config import ModelConfig, require_seed
+from lab.checks import require_seed
+from lab.config import ModelConfig
 from lab.gates import Donors, Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import head_label

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.row_kernels import SCORES_AT_ONCE
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

@@ -23,7 +23,7 @@ from transformer_lens.patching import (
 )
 from transformer_lens.utilities.components_utils import get_act_name
 
-from lab.config import require_choice
+from lab.checks import require_choice
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, asked_pairs, tokens_of

@@ -17,7 +17,7 @@ from einops import einsum
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.config import require_choice
+from lab.checks import require_choice
 from lab.naming import head_label, unknown_name
 from probes.attention.distances import require_pair
 from probes.reading.reads import ReadableModel, head_ids, provenance, require_finite

@@ -16,7 +16,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from lab.checkpoint import load_model
-from lab.config import TrainConfig, require_whole
+from lab.checks import require_whole
+from lab.config import TrainConfig
 from lab.runs import Run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task

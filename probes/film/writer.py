@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 
 from lab.checkpoint import load_model
-from lab.config import SCHEMA_VERSION, TrainConfig, require, require_whole
+from lab.checks import require, require_whole
+from lab.config import SCHEMA_VERSION, TrainConfig
 from lab.durable import atomic_write, one_clear_error, sync
 from lab.manifest import MANIFEST, is_file_within, read_versioned
 from lab.model import HookedGPT

@@ -14,7 +14,8 @@ import pandas as pd
 from jaxtyping import Float64
 from scipy.stats import rankdata
 
-from lab.config import ModelConfig, require_choice, require_whole
+from lab.checks import require_choice, require_whole
+from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.attention import fused_attention, mix_values
-from lab.config import require, require_choice
+from lab.checks import require, require_choice
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.reads import AttentionReads

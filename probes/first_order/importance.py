@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from lab.config import ModelConfig, require_choice
+from lab.checks import require_choice
+from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.config import require
+from lab.checks import require
 from lab.model import HookedGPT
 from lab.naming import head_label
 from lab.norms import LayerNorm, NoNorm, Norm

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.config import require, require_number
+from lab.checks import require, require_number
 
 POSITION = ("previous", "current", "first")
 """Classes that look at a place."""

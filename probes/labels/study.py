@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from lab.config import require
+from lab.checks import require
 from lab.naming import head_label
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

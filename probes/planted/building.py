@@ -17,7 +17,8 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.config import ModelConfig, require, require_seed, require_whole
+from lab.checks import require, require_seed, require_whole
+from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.naming import head_label
 from lab.tasks.base import Task

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from lab.config import ModelConfig, require_seed
+from lab.checks import require_seed
+from lab.config import ModelConfig
 from lab.model import HookedGPT
 from probes.planted.building import Norm, Planted, plant
 from probes.planted.heads import MIXABLE, PlantedHead, Writes

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.config import require, require_choice, require_number, require_seed, require_whole
+from lab.checks import require, require_choice, require_number, require_seed, require_whole
 
 Writes = Literal["mark", "tokens", "places", "copy", "anti_copy", "nothing"]
 PlaceScores = Float64[Tensor, "query_pos key_pos"]

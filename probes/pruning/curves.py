@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.config import require, require_number, require_seed, require_whole
+from lab.checks import require, require_number, require_seed, require_whole
 from lab.gates import Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import unknown_name

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.config import ModelConfig, require, require_number, require_seed, require_whole
+from lab.checks import require, require_number, require_seed, require_whole
+from lab.config import ModelConfig
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT

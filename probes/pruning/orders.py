@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from lab.config import require
+from lab.checks import require
 from lab.model import HookedGPT
 from lab.naming import unknown_name
 from lab.tasks.base import Batch

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.checkpoint import load_model, save_model, write_model
-from lab.config import SCHEMA_VERSION, require_whole
+from lab.checks import require_whole
+from lab.config import SCHEMA_VERSION
 from lab.durable import atomic_dir, atomic_write, to_json
 from lab.evaluation import Evaluation, evaluate
 from lab.fine_tuning import fine_tuned

@@ -17,7 +17,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.config import ModelConfig, require
+from lab.checks import require
+from lab.config import ModelConfig
 from lab.gates import GateTensors, HeadGates, Reference
 from lab.model import HookedGPT
 from lab.naming import quoted, unknown_name

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.attention import Sight
-from lab.config import is_whole
+from lab.checks import is_whole
 from lab.evaluation import eval_mode
 from lab.naming import quoted
 from lab.shapes import PositionMask, Tokens

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from lab.config import ModelConfig, is_whole, require, require_seed, require_whole
+from lab.checks import is_whole, require, require_seed, require_whole
+from lab.config import ModelConfig
 from lab.naming import quoted
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
-from lab.config import is_whole
+from lab.checks import is_whole
 from lab.families.token_text import token_vocab
 from lab.model import HookedGPT
 from lab.naming import quoted

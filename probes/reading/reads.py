@@ -13,7 +13,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from lab.config import ModelConfig, is_whole, require_whole
+from lab.checks import is_whole, require_whole
+from lab.config import ModelConfig
 from lab.families.token_text import token_vocab
 from lab.naming import quoted
 from lab.reads import Observer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.config import require_whole
+from lab.checks import require_whole
 from lab.durable import atomic_dir, atomic_write, one_clear_error
 from lab.evaluation import Evaluation, evaluate
 from lab.manifest import MANIFEST

@@ -15,7 +15,7 @@ from einops import einsum
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lab.config import require, require_seed, require_whole
+from lab.checks import require, require_seed, require_whole
 from lab.shapes import Tokens
 from probes.attention.entropy import SILENT_BELOW
 from probes.attention.targets import ProbeInput

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.config import SampleConfig, require_whole
+from lab.checks import require_whole
+from lab.config import SampleConfig
 from lab.gates import GateTensors, HeadGates
 from lab.generation import next_token_probabilities
 from lab.model import HookedGPT
