@@ -129,7 +129,10 @@ def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
         return chosen
     half = len(chosen.batch) // 2
     if not half:
-        raise ValueError("a file of prompts must have at least 2 lines to choose by one, got 1")
+        raise ValueError(
+            "a file of prompts must have at least 2 lines, half of them to choose by, got 1 "
+            f"({chosen.description}); add another"
+        )
     return dataclasses.replace(
         chosen,
         batch=chosen.batch[half:],

@@ -186,6 +186,15 @@ def require_heads(subject: Subject, heads: Sequence[tuple[int, int]]) -> None:
     HeadGates.ablate(heads, like=subject.model)  # says which heads there are
 
 
+def require_some_heads(subject: Subject, name: str) -> None:
+    """Raise ValueError if every head of a model was pruned: what its heads do cannot be asked."""
+    if not subject.n_heads:
+        raise ValueError(
+            f"WHAT must be a model with heads, got {quoted(name)}, all of whose heads are gone; "
+            "look at the model that it was made of"
+        )
+
+
 def choose_input(
     subject: Subject,
     *,

@@ -30,7 +30,7 @@ from apps.scored_sequences import (
     ablation_of,
     scored_input,
 )
-from apps.subject import Subject, open_subject, require_heads
+from apps.subject import Subject, open_subject, require_heads, require_some_heads
 from apps.terminal.ablation_table import (
     INTERACTS,
     LOWER_BOUND,
@@ -134,10 +134,8 @@ def run_ablate(arguments: list[str]) -> int:
     form.check_numbers()
     out = None if form.out is None else check_out(form.out)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
-    if not subject.n_heads and not heads:
-        say(f"{subject.title}; every head was pruned, so there is none to look at")
-        return 0
     require_heads(subject, heads)
+    require_some_heads(subject, form.what)
     chosen = scored_input(subject, form)
     ablation = ablation_of(subject, chosen, form.mode, value=form.value)
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)

@@ -8,7 +8,7 @@ from tyro.conf import arg
 
 from apps.commands.arguments import check_out, fill_in, listed, require_named
 from apps.commands.subject_form import WHAT_THERE_IS, ModelForm
-from apps.console import say, say_heading
+from apps.console import say_heading
 from apps.kept_sweeps import long_work
 from apps.opened_run import parse_heads
 from apps.output_folder import write_and_say
@@ -19,7 +19,7 @@ from apps.scored_sequences import (
     repeats,
     said_twice,
 )
-from apps.subject import open_subject, require_heads
+from apps.subject import open_subject, require_heads, require_some_heads
 from apps.terminal.feeder_table import say_feeders
 from lab.packaged import KNOWN
 
@@ -103,10 +103,8 @@ def run_feeders(arguments: list[str]) -> int:
     form.check_numbers()
     out = None if form.out is None else check_out(form.out)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
-    if not subject.n_heads and not targets:
-        say(f"{subject.title}; every head was pruned, so there is none to look at")
-        return 0
     require_heads(subject, [*targets, *heads])
+    require_some_heads(subject, form.what)
     n = REPEATED_SEQUENCES if form.sequences is None else form.sequences
     from probes.feeders.scores import feeder_scores
     from probes.reading.inputs import LONGEST_BLOCK

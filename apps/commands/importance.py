@@ -19,7 +19,7 @@ from apps.scored_sequences import (
     ablation_of,
     scored_input,
 )
-from apps.subject import Subject, open_subject
+from apps.subject import Subject, open_subject, require_some_heads
 from apps.terminal.importance_table import say_agreement, say_importance
 from lab.packaged import KNOWN
 
@@ -97,9 +97,7 @@ def run_importance(arguments: list[str]) -> int:
     form.check_numbers()
     out = None if form.out is None else check_out(form.out)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
-    if not subject.n_heads:
-        say(f"{subject.title}; every head was pruned, so there is none to look at")
-        return 0
+    require_some_heads(subject, form.what)
     chosen = scored_input(subject, form)
     tables = measured(form, subject, chosen)
     from probes.tables import json_rows

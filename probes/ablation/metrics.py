@@ -139,8 +139,8 @@ def get_metrics(wanted: str | Iterable[str | MetricFunction]) -> tuple[Metric, .
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(
-            f"metrics must be of different names, got {quoted(twice)} twice; give each function "
-            "a name of its own"
+            f"metrics must be of different names, got {quoted(twice)} twice; name each once, and "
+            "give functions names of their own"
         )
     if not found:
         raise ValueError("metrics must be at least one name or function, got none")

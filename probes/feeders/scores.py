@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.config import require_whole
+from lab.checks import require, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import head_label
@@ -223,7 +223,9 @@ def chosen_targets(
             for.
     """
     if targets is not None:
-        return HeadGates.ablate(targets, like=model).heads
+        named = HeadGates.ablate(targets, like=model).heads
+        require(bool(named), "targets", "at least one head", named)
+        return named
     order = sorted(range(len(looks.heads)), key=lambda i: -looks.induction[i])
     later = [i for i in order if looks.heads[i][0] > 0]
     chosen = tuple(looks.heads[i] for i in later if looks.induction[i] >= CUTS.strong)

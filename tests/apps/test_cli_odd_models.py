@@ -101,7 +101,9 @@ def test_a_model_without_heads_is_a_sentence(headlab: Headlab, tmp_path: Path) -
         "nothing: copy of length 2, step 2; every head was pruned, so there is none to look at\n"
     )
     assert headlab("probe", "nothing", *FEW) == (0, sentence, "")
-    assert headlab("ablate", "nothing", *FEW) == (0, sentence, "")
+    for command in ("ablate", "importance", "feeders"):  # nothing is written, so it is no success
+        refused = "headlab: error: WHAT must be a model with heads, got 'nothing', all of"
+        assert headlab(command, "nothing")[2].startswith(refused)
     for line in (("ablate", "--heads", "L0H0"), ("prune", "--heads", "L0H0")):
         code, _, err = headlab(line[0], "nothing", *line[1:])
         assert code == 2

@@ -292,6 +292,8 @@ def test_wrong_requests_are_refused(build_model):
         feeder_scores(model, pair)
     with pytest.raises(ValueError, match="feeders must stand in layers before their target, got"):
         feeder_scores(model, pair, targets=[(0, 1)])
+    with pytest.raises(ValueError, match=r"targets must be at least one head, got \(\)"):
+        feeder_scores(model, pair, targets=[])
     with pytest.raises(ValueError, match="got L1H0 for L1H1"):
         feeder_scores(model, pair, targets=[(1, 1)], feeders=[(1, 0)])
     with pytest.raises(ValueError, match="unknown head 'L7H0'"):
