@@ -165,7 +165,7 @@ def run_prune(arguments: list[str]) -> int:
         by = [] if form.heads and form.mode == "zero" else [("chosen on", chosen.reference_name)]
         say_heading(subject.title, [*chosen.facts, *by])
         if form.curve:
-            say_tables(form, tables)
+            say_tables(form, tables, text=chosen.task is None)
         if makes_model and out is not None:
             if form.curve:
                 say()
@@ -178,7 +178,13 @@ def run_prune(arguments: list[str]) -> int:
         if tables and out is not None:
             told = {"model": subject.title, **subject.facts, **dict(chosen.facts)}
             told |= {"selection": chosen.reference_name, "interval": chosen.interval}
-            write_and_say(out, tables, drawn(tables), told, within=TABLES if makes_model else None)
+            write_and_say(
+                out,
+                tables,
+                drawn(tables, text=chosen.task is None),
+                told,
+                within=TABLES if makes_model else None,
+            )
     return 0
 
 
@@ -260,7 +266,7 @@ def removed_at(curve: "pd.DataFrame", form: PruneForm) -> Heads:
     return parse_heads(tuple(label for label in first["removed"] if label))
 
 
-def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
+def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]", *, text: bool) -> None:
     """Print the curve of the order, and how many heads can go."""
     from probes.tables import json_rows
 
@@ -269,7 +275,7 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
     rows = [row for row in json_rows(curve) if row["metric"] == metric]
     band = json_rows(tables["random_band"]) if "random_band" in tables else []
     own = [row for row in rows if row["order"] == form.order and row["seed"] in (None, form.seed)]
-    say_curve(own, [row for row in band if row["metric"] == metric])
+    say_curve(own, [row for row in band if row["metric"] == metric], text=text)
     if shared := curve.attrs["shared_sequences"]:
         say()
         say(f"{counted(shared, 'held-out sequence')} also among those that it was chosen on")
@@ -277,11 +283,13 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]") -> None:
     say_removable(json_rows(tables["removable"]))
 
 
-def drawn(tables: "dict[str, pd.DataFrame]") -> "dict[str, Figure]":
-    """Draw the curve, if there is one."""
+def drawn(tables: "dict[str, pd.DataFrame]", *, text: bool) -> "dict[str, Figure]":
+    """Draw the curve, if there is one; the loss of text as perplexity."""
     if "pruning" not in tables:
         return {}
     from probes.plots import plot_pruning_curve
     from probes.plots.canvas import figure_of
 
-    return {"pruning": figure_of(plot_pruning_curve(tables["pruning"]))}
+    curve = tables["pruning"]
+    metric = "perplexity" if text and curve.attrs["chosen_by"] == "loss" else None
+    return {"pruning": figure_of(plot_pruning_curve(curve, metric=metric))}

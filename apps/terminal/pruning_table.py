@@ -3,6 +3,7 @@
 Everything printed is a row of the tables of `probes`, or a certificate, as plain data.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +20,30 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+LARGEST = math.log(1e9)
+"""Up to this loss, in nats, perplexity is written as a number."""
+
 FEW_NAMES = 4
 """Heads of a step are named up to so many, else counted."""
+MANY_NAMES = 32
+"""The same of all heads that are gone."""
 
 
-def say_curve(rows: Sequence[Row], band: Sequence[Row]) -> None:
+def say_curve(rows: Sequence[Row], band: Sequence[Row], *, text: bool = False) -> None:
     """Print what is left of a metric after each removal, with the band of random orders.
 
     Args:
         rows: Rows of the pruning table: of one metric, one order and one way to normalise.
         band: Rows of the random_band table of that metric; none: no random orders were drawn.
+        text: Whether sequences are text, whose loss is read as perplexity, too.
     """
+    in_nats = text and rows[0]["metric"] == "loss"
+    write = perplexity if in_nats else number
     beside = {row["n_removed"]: row for row in band}
     n_orders = max((row["n_orders"] for row in band), default=0)
-    header = ["heads\nkept", "removed", "selection", "held out", "95 % interval", "parameters"]
+    nats = ["loss\nheld out\n(nats)"] if in_nats else []
+    header = ["heads\nkept", "removed", *nats, "selection", "held out", "95 % interval"]
+    header += ["parameters"]
     header += (
         [f"{n_orders} random\norders:\nmedian", "their\nleast", "their\nlargest"] if band else []
     )
@@ -44,18 +55,39 @@ def say_curve(rows: Sequence[Row], band: Sequence[Row]) -> None:
             [
                 grouped(row["n_kept"]),
                 row["removed"] if len(names) <= FEW_NAMES else counted(len(names), "head"),
-                number(row["selection"]),
-                number(row["held_out"]),
-                "-" if row["ci_low"] is None else f"{row['ci_low']:.4f} to {row['ci_high']:.4f}",
+                *([number(row["held_out"])] if in_nats else []),
+                write(row["selection"]),
+                write(row["held_out"]),
+                *(["-"] if row["ci_low"] is None else [" to ".join(map(write, ends(row)))]),
                 grouped(row["n_parameters"]),
             ]
         )
         if band:
             of = ("median", "low", "high")
-            lines[-1] += ["-"] * 3 if drawn is None else [number(drawn[name]) for name in of]
-    say(f"{metric_title(rows[0])} after each removal, order {order_of(rows[0])}")
+            lines[-1] += ["-"] * 3 if drawn is None else [write(drawn[name]) for name in of]
+    title = "perplexity, exp(loss)," if in_nats else metric_title(rows[0])
+    say(f"{title} after each removal, order {order_of(rows[0])}")
     say()
-    say_table(header, lines, words=(1, 4))
+    say_table(header, lines, words=(1, header.index("95 % interval")))
+
+
+def ends(row: Row) -> tuple[float, float]:
+    """Return the two ends of an interval."""
+    return row["ci_low"], row["ci_high"]
+
+
+def perplexity(loss: float | None) -> str:
+    """Write exp(loss), of a loss in nats.
+
+    >>> perplexity(3.0496), perplexity(10.6165), perplexity(1e4), perplexity(None)
+    ('21.1', '40,803', '>1e9', '-')
+    """
+    if loss is None:
+        return "-"
+    if loss > LARGEST:
+        return ">1e9"
+    value = math.exp(loss)
+    return f"{value:,.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
 def say_removable(rows: Sequence[Row]) -> None:
@@ -131,7 +163,11 @@ def say_certificate(proof: "ParityCertificate", measured: "Mapping[str, Evaluati
 def certified_facts(proof: "ParityCertificate") -> list[tuple[str, str]]:
     """Return what was removed and how close the models are, as lines for `say_facts`."""
     difference = f"largest difference of a logit {proof.max_logit_difference:.1e}"
-    return [("removed", proof.heads), ("parity", f"{difference}, allowed {proof.limit:.0e}")]
+    names = proof.heads.split(",")
+    removed = (
+        f"{len(names)} heads, named in parity.json" if len(names) > MANY_NAMES else proof.heads
+    )
+    return [("removed", removed), ("parity", f"{difference}, allowed {proof.limit:.0e}")]
 
 
 def say_survivors(rows: Sequence[Row], task: str | None) -> None:

@@ -1,11 +1,12 @@
 """What is left of a model as its heads go: several orders over a band of random ones."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from probes.ablation.metrics import get_metrics
 from probes.plots.bars import of_metric
@@ -37,7 +38,8 @@ def plot_pruning_curve(
     """Draw the held-out metric as heads go, one line an order, with what 1 % and 5 % would be.
 
     The band spans all random orders, the dotted line is their median; thin lines around an order
-    are its 95 % interval. The legend says how many heads each order can spare at 1 %.
+    are its 95 % interval. The legend says how many heads each order can spare at 1 %, the scale
+    above how many are kept.
 
     Args:
         frame: The table of pruning_curve.
@@ -63,7 +65,7 @@ def plot_pruning_curve(
         ax.plot(
             band["n_removed"], scale(band["median"]), color=MUTED, linewidth=1.6,
             linestyle=(0, (1, 1.5)),
-            label=f"random, median ({spared.get(('random', ''), 0):g} at 1 %)", zorder=2,
+            label=f"random, median ({spared.get(('random', ''), 0):g} can go at 1 %)", zorder=2,
         )  # fmt: skip
     chosen = rows[rows["order"] != "random"]
     few = chosen["n_removed"].nunique() <= FEW_STEPS
@@ -77,24 +79,33 @@ def plot_pruning_curve(
             own["n_removed"], scale(own["held_out"]), color=colour,
             linewidth=max(1.4, 3.8 - 0.6 * place),  # where lines meet, the first ones show around
             marker=MARKERS[place % len(MARKERS)] if few else "", markersize=5,
-            label=f"{name} ({spared.get((order, normalise), 0):g} at 1 %)", zorder=4,
+            label=f"{name} ({spared.get((order, normalise), 0):g} can go at 1 %)", zorder=4,
         )  # fmt: skip
         for end in ("ci_low", "ci_high"):
             ax.plot(
-                own["n_removed"], scale(own[end]), color=colour, linewidth=0.7, alpha=0.6, zorder=3
-            )
+                own["n_removed"], scale(own[end]), color=colour, linewidth=0.7, alpha=0.6, zorder=3,
+                label="its 95 % interval" if end == "ci_low" else "",
+            )  # fmt: skip
     baseline = float((rows["held_out"] - rows["delta"]).iloc[0])
     draw_tolerances(ax, wanted, baseline, scale)
     values = scale(rows["held_out"].to_numpy(dtype=float))
     if values.min() > 0 and values.max() / values.min() > TALLEST:
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     n_heads = int((rows["n_removed"] + rows["n_kept"]).max())
     ax.set_xlim(0, max(1, int(rows["n_removed"].max())))
     ax.set_xlabel(f"heads removed, of {n_heads}", color=INK)
-    unit = "" if shown == "perplexity" else f" ({rows['unit'].iloc[0]})"
-    ax.set_ylabel(f"{shown.replace('_', ' ')} on held-out sequences{unit}", color=INK)
+    other = partial(np.subtract, n_heads)
+    kept = ax.secondary_xaxis("top", functions=(other, other))
+    kept.set_xlabel("heads kept", color=INK)
+    kept.xaxis.set_major_locator(MaxNLocator(integer=True))
+    kept.tick_params(colors=INK)
+    kept.spines["top"].set_color(FAINT)
+    said = shown.replace("_", " ")
+    unit = ", exp(loss)," if shown == "perplexity" else f" ({rows['unit'].iloc[0]})"
+    ax.set_ylabel(f"{said}{unit} on held-out sequences", color=INK)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    headline(ax, "What is left as heads go")
+    headline(ax, f"{said.capitalize()} as heads go")
     tidy(ax)
     legend_beside(ax)
     return ax

@@ -1,6 +1,7 @@
 """`headlab prune`: what it writes, what it prints, what it refuses."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -196,9 +197,19 @@ def test_a_model_that_is_no_run_becomes_a_folder(
     assert "labels of 2 heads left, before and now" in printed
     assert len(pd.read_csv(tmp_path / "smaller" / "pruning" / "survivors.csv")) == 2
     monkeypatch.setattr("apps.pruned_model.MOST_LABELLED", 5)
-    assert main([*asked, "--out", str(tmp_path / "large")]) == 0
-    assert "/large says what the heads that are left do\n" in capsys.readouterr().out
-    assert not (tmp_path / "large" / "pruning").exists()
+    curve = ("--curve", "--random-orders", "2")
+    assert main([*asked, *curve, "--out", str(tmp_path / "large")]) == 0
+    printed = capsys.readouterr().out
+    assert "/large says what the heads that are left do\n" in printed
+    assert not (tmp_path / "large" / "pruning" / "survivors.csv").exists()
+    # What a model without a task loses is read as perplexity, and kept in nats.
+    assert "perplexity, exp(loss), after each removal, order random, seed 3\n" in printed
+    frame = pd.read_parquet(tmp_path / "large" / "pruning" / "pruning.parquet")
+    own = frame[(frame["metric"] == "loss") & (frame["seed"] == 3)]
+    row = cells(printed, 0)[-1]
+    last = own.iloc[-1]
+    assert [row[0], *row[2:4]] == [str(last["n_kept"]), f"{last['held_out']:.4f}", "-"]
+    assert float(row[4]) == pytest.approx(math.exp(last["held_out"]), abs=0.05)
     assert main(["probe", str(tmp_path / "smaller"), "--sequences", "20"]) == 0
 
 

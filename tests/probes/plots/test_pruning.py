@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from probes import plots
+from probes.plots.canvas import figure_of
 from probes.schemas.cause import PRUNING
 from probes.tables import make_table
 
@@ -53,10 +54,20 @@ def test_lines_are_held_out_and_the_band_is_all_random_orders():
     greedy = named(ax, "greedy")
     np.testing.assert_array_equal(greedy.get_xdata(), [0, 1, 2, 3, 4])
     np.testing.assert_array_equal(greedy.get_ydata(), [2.0, 2.0, 2.015, 2.6, 9.0])
-    assert greedy.get_label() == "greedy (2 at 1 %)"
+    assert greedy.get_label() == "greedy (2 can go at 1 %)"
+    figure_of(ax).draw_without_rendering()
+    (kept,) = ax.child_axes
+    assert ax.get_xlabel() == "heads removed, of 4"
+    assert kept.get_xlabel() == "heads kept"
+    for n_kept in range(5):  # stands where 4 - n_kept are removed
+        above, below = (
+            kept.transData.transform((n_kept, 0)),
+            ax.transData.transform((4 - n_kept, 1)),
+        )
+        assert above[0] == pytest.approx(below[0])
     median = named(ax, "random, median")
     np.testing.assert_allclose(np.asarray(median.get_ydata()), [2.0, 2.155, 2.75, 5.5, 9.0])
-    assert median.get_label() == "random, median (0.5 at 1 %)"
+    assert median.get_label() == "random, median (0.5 can go at 1 %)"
     (band,) = (c for c in ax.collections if c.get_gid() == "band")
     assert band.get_label() == "2 random orders: all of them"
     corners = {
@@ -79,7 +90,7 @@ def test_tolerances_are_on_the_worse_side_of_the_whole_model(metric, levels):
 
 
 def test_only_a_normalisation_is_named():
-    for normalise, name in (("none", "greedy (2 at 1 %)"), ("layer", "greedy, by layer (")):
+    for normalise, name in (("none", "greedy (2 can go at 1 %)"), ("layer", "greedy, by layer (")):
         frame = curve()
         frame.loc[frame["order"] == "greedy", "normalise"] = normalise
         assert str(named(plots.plot_pruning_curve(frame), "greedy").get_label()).startswith(name)
@@ -90,7 +101,9 @@ def test_perplexity_is_the_exponential_of_the_loss():
     drawn = np.asarray(named(ax, "greedy").get_ydata())
     np.testing.assert_allclose(drawn, np.exp([2, 2, 2.015, 2.6, 9]))
     assert ax.get_yscale() == "log"
-    assert ax.get_ylabel() == "perplexity on held-out sequences"
+    assert ax.yaxis.get_major_formatter()(10_000) == "10,000"
+    assert ax.get_ylabel() == "perplexity, exp(loss), on held-out sequences"
+    assert ax.get_title(loc="left") == "Perplexity as heads go"
     assert plots.plot_pruning_curve(curve()).get_yscale() == "linear"
 
 
