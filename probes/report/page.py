@@ -55,8 +55,7 @@ summary { cursor: pointer; color: var(--blue); }
 td.long { overflow-wrap: anywhere; }
 @media print { body { background: none; font-size: 11px; } thead { display: table-header-group; }
   main { margin: 0; padding: 0; border: 0; max-width: none; } figure, tr { break-inside: avoid; } }
-@media (max-width: 40rem) { main { padding: 1.2rem; margin: 0; border: 0; }
-  .words { min-width: 36rem; } }
+@media (max-width: 40rem) { main { padding: 1.2rem; margin: 0; border: 0; } }
 """
 
 ENDS = ("95 % from", "95 % to")
