@@ -78,7 +78,7 @@ def composition_scores(
     for kind in wanted:
         require_choice("composition", kind, KINDS)
     require_finite(model)
-    heads = all_heads(model)
+    heads = heads_by_layer(model)
     reading = chosen_heads(readers, heads, "reader")
     writing = chosen_heads(writers, heads, "writer")
     rows: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def composition_scores(
     return rows_table(rows, COMPOSITION, provenance(model, None))
 
 
-def all_heads(model: ReadableModel) -> dict[int, tuple[int, ...]]:
+def heads_by_layer(model: ReadableModel) -> dict[int, tuple[int, ...]]:
     """Return the original ids of the heads of each layer that has one."""
     found = {}
     for layer in range(len(part_of(model, "blocks"))):

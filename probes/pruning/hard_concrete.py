@@ -16,7 +16,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lab.checks import require, require_number, require_seed, require_whole
-from lab.config import ModelConfig
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
@@ -58,18 +57,6 @@ class LearnedGates:
         """The heads whose fixed gate is exactly 0."""
         gates = fixed_gate(self.log_a).tolist()
         return tuple(pair for pair, g in zip(self.heads, gates, strict=True) if g == 0.0)
-
-    def tensors(self, config: ModelConfig, reference: Reference | None = None) -> GateTensors:
-        """Return the fixed gates, to run the model with what was learned before heads are removed.
-
-        Args:
-            config: Of the model.
-            reference: What the gates were learned with.
-        """
-        layers, ids = torch.tensor(self.heads).T
-        g = torch.ones(config.n_layers, 1, 1, config.n_heads, dtype=torch.float64)
-        g[layers, 0, 0, ids] = fixed_gate(self.log_a)
-        return GateTensors(g=g, fill=None if reference is None else reference.z.unsqueeze(1))
 
     def table(self, every: int = 10) -> pd.DataFrame:
         """Return the way as a table: one row per head and `every` steps, and after the last."""

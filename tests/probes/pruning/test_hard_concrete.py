@@ -110,7 +110,7 @@ def test_only_the_head_that_pays_stays(one_useful_head: tuple[HookedGPT, Batch])
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     # At their ends gates are switches: the pruned model is the one that was learned.
     pruned = prune_heads(model, learned.closed)
-    gated = model(batch.tokens, gates=learned.tensors(model.config))
+    gated = model(batch.tokens, gates=HeadGates.ablate(learned.closed, like=model))
     torch.testing.assert_close(pruned(batch.tokens), gated, atol=1e-6, rtol=0)
     table = learned.table(every=30)
     assert table["step"].unique().tolist() == [0, 30, 60, 80] and len(table) == 16
