@@ -10,6 +10,7 @@ import csv
 import html
 import io
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -58,8 +59,8 @@ td.long { overflow-wrap: anywhere; }
 @media (max-width: 40rem) { main { padding: 1.2rem; margin: 0; border: 0; } }
 """
 
-ENDS = ("95 % from", "95 % to")
-"""Headings of the ends of an interval."""
+ENDS: Mapping[str, str] = MappingProxyType({"ci_low": "95 % from", "ci_high": "95 % to"})
+"""Headings of the ends of an interval, by their columns."""
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Even if something slipped through, a browser would load and run nothing."""
@@ -278,7 +279,7 @@ def ablation_table(ablation: pd.DataFrame) -> str:
     header = ["ablated", "in its place"]
     for metric in dict.fromkeys(ablation["metric"]):
         header += [metric.replace("_", " "), "change"]
-        header += list(ENDS) if metric == "loss" else []
+        header += list(ENDS.values()) if metric == "loss" else []
     return html_table(header, list(rows.values()), [False, False, *[True] * (len(header) - 2)])
 
 

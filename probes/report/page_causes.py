@@ -85,7 +85,7 @@ def group_parts(redundancy: pd.DataFrame, joint: bytes, task: str | None) -> lis
         ]
         for row in cells
     ]
-    header = ["head", "group", "change", *ENDS, "last of its group", "as many others"]
+    header = ["head", "group", "change", *ENDS.values(), "last of its group", "as many others"]
     header += ["of its layers"]
     return [
         "<h3>Who stands in for whom</h3>",
@@ -109,8 +109,7 @@ def table_of(frame: pd.DataFrame, columns: Sequence[str], named: str = "head") -
         for row in cells_of(frame)
     ]
     numeric = [pd.api.types.is_numeric_dtype(frame[name]) for name in columns]
-    ends = dict(zip(("ci_low", "ci_high"), ENDS, strict=True))
-    header = [named, *(ends.get(name, name.replace("_", " ")) for name in columns)]
+    header = [named, *(ENDS.get(name, name.replace("_", " ")) for name in columns)]
     return html_table(header, rows, [False, *numeric])
 
 
