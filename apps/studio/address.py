@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from lab.naming import head_label, unknown_name
 from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, step_name
 
-Mode = Literal["zero", "mean"]
+Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[str, ...] = get_args(Mode)
 
 KEYS: tuple[str, ...] = (
@@ -20,6 +20,7 @@ KEYS: tuple[str, ...] = (
     "T",
     "abl",
     "mode",
+    "gate",
     "metric",
     "head",
     "click",
@@ -38,6 +39,9 @@ MEANT = {
     "ablate": "abl",
     "ablated": "abl",
     "ablation": "abl",
+    "value": "gate",
+    "kept": "gate",
+    "keep": "gate",
     "probe": "metric",
     "probes": "metric",
     "layer": "head",
@@ -62,6 +66,8 @@ class View:
     """Labels of the ablated heads, in the order of the model."""
     mode: Mode = "zero"
     """What replaces an ablated head."""
+    gate: float = 0.0
+    """How much of its own output an ablated head keeps; 0 removes it whole."""
     prompt: str = ""
     """What the person typed; empty: the run's own example."""
     temperature: float = 0.0
@@ -76,6 +82,11 @@ class View:
         """
         files = self.run.files
         return files[CONFIG].sha256, files[weights_name(self.step)].sha256
+
+    @property
+    def how(self) -> str:
+        """What ablation means here, in a word or three."""
+        return f"{self.mode}, gate {self.gate:g}" if self.gate else self.mode
 
 
 def weights_name(step: int) -> str:
@@ -134,7 +145,8 @@ def key_complaints(asked: Mapping[str, Sequence[str]]) -> list[str]:
             lines.append(line)
         elif key != "abl" and len(values) > 1:
             given = ", ".join(ascii(quoted(value)) for value in values)
-            lines.append(f"key {key!r} must be given once, got {given}; the last one counts")
+            counts = "first" if key == "mode" else "last"  # as the widgets have it
+            lines.append(f"key {key!r} must be given once, got {given}; the {counts} one counts")
     return lines
 
 
@@ -174,20 +186,21 @@ def complaints(
     ]
 
 
-def temperature_complaints(asked: Iterable[str]) -> list[str]:
-    """Return one line if the address gives a temperature that is none.
+def number_complaints(name: str, asked: Iterable[str], highest: float) -> list[str]:
+    """Return one line if the address gives no number where one belongs.
 
-    >>> temperature_complaints(["nan"])
+    >>> number_complaints("temperature", ["nan"], HOTTEST)
     ["temperature must be a number from 0 to 5, got 'nan'; 0 is used"]
     """
     for value in list(asked)[-1:]:
         try:
-            fits = 0.0 <= float(value) <= HOTTEST
+            fits = 0.0 <= float(value) <= highest
         except ValueError:
             fits = False
         if not fits:
-            rule = f"a number from 0 to {HOTTEST:g}"
-            return [f"temperature must be {rule}, got {quoted(value)!a}; 0 is used"]
+            return [
+                f"{name} must be a number from 0 to {highest:g}, got {quoted(value)!a}; 0 is used"
+            ]
     return []
 
 

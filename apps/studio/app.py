@@ -19,7 +19,7 @@ def main() -> None:
     """Draw one pass of the studio."""
     # The icon is a file of ours: a named icon would be fetched from outside.
     st.set_page_config(
-        page_title="Headlab", page_icon=HERE / "mark.svg", layout="wide", initial_sidebar_state=248
+        page_title="Headlab", page_icon=HERE / "mark.svg", layout="wide", initial_sidebar_state=264
     )
     st.logo(str(HERE / "logo.svg"), size="large")
     st.html(HERE / "style.css")

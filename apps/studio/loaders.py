@@ -12,26 +12,23 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from apps.studio.address import Mode, View
+from apps.studio.effects import Identity, intact_numbers
+from apps.studio.models import gates_of, heads_of, reference, task_of, unseen, weights
 from lab.durable import read_json
-from lab.naming import head_label, parse_head
+from lab.naming import head_label
 from lab.runs import Run, check_run_name, list_runs, runs_home
 from lab.vocab import SPECIAL_SYMBOLS
 
 if TYPE_CHECKING:
     from apps.studio.pruning import Curve
-    from lab.gates import GateTensors, HeadGates, Reference
+    from lab.gates import GateTensors, HeadGates
     from lab.model import HookedGPT
-    from lab.tasks.base import Batch, Task
 
 FIRST_SCREEN = "first_screen.json"
 SCREEN_VERSION = 2
 PROBED_SEQUENCES = 500
 """Sequences that probes look at, as many as in a report."""
-REFERENCE_SEQUENCES = 256
-"""Sequences whose mean fills the gap of a head in mode 'mean'."""
 
-Identity = tuple[str, str]
-"""Digests of a run's config and of a checkpoint's weights: see View.identity."""
 Matrix = list[list[float]]
 
 
@@ -101,17 +98,19 @@ def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
     return data
 
 
-def pruning_curve(view: View) -> "Curve | None":
-    """Return the pruning curve of the run's report; None: it is of another checkpoint, or missing.
+def reported_curve(view: View) -> "Curve | None":
+    """Return the pruning curve of the run's report; None: there is none of this view.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: A file is damaged.
     """
-    from apps.studio.pruning import FILE, read_curve
+    from apps.studio.pruning import FILE, SPARE_FILE, read_curve
 
     run = view.run
-    trained = view.step == run.last_step
-    return read_curve(run.file(FILE)) if trained and FILE in run.files else None
+    ours = view.step == run.last_step and view.mode == "zero"
+    if not ours or not {FILE, SPARE_FILE} <= set(run.files):
+        return None
+    return read_curve(run.file(FILE), run.file(SPARE_FILE))
 
 
 @st.cache_data(max_entries=32, show_spinner="Measuring the heads")
@@ -141,76 +140,9 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
             "n_layers": config.model.n_layers,
             "n_heads": config.model.n_heads,
         },
-        accuracy=numbers(intact(_view)),
+        accuracy=intact_numbers(_view),
         sentence=sentence_about(heads, config.task, labels),
     )
-
-
-@st.cache_resource(max_entries=4, show_spinner="Loading the model")
-def weights(identity: Identity, _view: View) -> "HookedGPT":
-    """Return a checkpoint's model, shared by all sessions: nobody may change it."""
-    from lab.checkpoint import load_model
-
-    return load_model(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
-
-
-def task_of(run: Run) -> "Task":
-    """Return the task that a run was trained on."""
-    from lab.tasks.registry import get_task
-
-    config = run.config
-    return get_task(config.task, length=config.length, n_symbols=config.n_symbols)
-
-
-@st.cache_resource(max_entries=8, show_spinner=False)
-def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
-    """Return the mean of every head over the task's reference sequences.
-
-    A mean at each position is what a head says on average there; a constant one, over the positions
-    too, is what pruning can fold into a bias.
-    """
-    from probes.ablation.table import mean_reference
-
-    batch = task_of(_view.run).sample(
-        REFERENCE_SEQUENCES, seed=_view.run.config.seed, split="reference"
-    )
-    return mean_reference(weights(identity, _view), batch, per_position=not constant)
-
-
-def gates_of(view: View, *, constant: bool = False) -> "HeadGates | GateTensors | None":
-    """Return the view's ablation as the argument of forward; None where no head is ablated."""
-    if not view.ablated:
-        return None
-    from lab.gates import HeadGates
-
-    model = weights(view.identity, view)
-    heads = [parse_head(label) for label in view.ablated]
-    if view.mode == "zero":
-        return HeadGates.ablate(heads, like=model)
-    mean = reference(view.identity, constant, view)
-    return HeadGates.ablate(heads, like=model, fill=mean).tensors(model, [mean])
-
-
-def numbers(view: View, *, constant: bool = False) -> dict[str, float]:
-    """Return loss, exact_match, token_accuracy and n_sequences of a view on unseen sequences."""
-    return evaluated(view.identity, view.ablated, view.mode, constant, view)
-
-
-@st.cache_data(max_entries=256, show_spinner="Measuring")
-def evaluated(
-    identity: Identity, ablated: tuple[str, ...], mode: Mode, constant: bool, _view: View
-) -> dict[str, float]:
-    """Evaluate a model on the sequences that training evaluated on."""
-    from lab.evaluation import evaluate
-
-    gates = gates_of(_view, constant=constant)
-    return asdict(evaluate(weights(identity, _view), unseen(_view.run), gates=gates))
-
-
-def unseen(run: Run) -> "Batch":
-    """Return the sequences that a run's training was evaluated on."""
-    config = run.config
-    return task_of(run).sample(config.eval_sequences, seed=config.seed, split="test")
 
 
 def export_pruned(view: View, name: str) -> dict[str, Any]:
@@ -230,7 +162,7 @@ def export_pruned(view: View, name: str) -> dict[str, Any]:
     mean = reference(view.identity, True, view) if view.mode == "mean" else None
     done = export_pruned_run(
         view.run,
-        [parse_head(label) for label in view.ablated],
+        heads_of(view),
         out,
         unseen(view.run),
         step=view.step,
@@ -252,7 +184,9 @@ def reading(view: View, text: str) -> Reading:
     Raises:
         ValueError: The task cannot read the text.
     """
-    return read_sequence(view.identity, view.ablated, view.mode, text, view.temperature, view)
+    return read_sequence(
+        view.identity, view.ablated, view.mode, view.gate, text, view.temperature, view
+    )
 
 
 @st.cache_data(max_entries=64, show_spinner="Reading")
@@ -260,6 +194,7 @@ def read_sequence(
     identity: Identity,
     ablated: tuple[str, ...],
     mode: Mode,
+    gate: float,
     text: str,
     temperature: float,
     _view: View,
@@ -287,12 +222,7 @@ def read_sequence(
 
 def intact(view: View) -> View:
     """Return the view with every head in place."""
-    return replace(view, ablated=(), mode="zero")
-
-
-def baseline(view: View, screen: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of the intact model; without a model where they are precomputed."""
-    return numbers(intact(view)) if view.ablated or view.prompt else screen["accuracy"]
+    return replace(view, ablated=(), mode="zero", gate=0.0)
 
 
 def prompt_problem(run: Run, text: str) -> str | None:
@@ -316,7 +246,7 @@ def maps(view: View, screen: Mapping[str, Any]) -> tuple[list[str], dict[str, Ma
 
 def record(
     view: View,
-    columns: list[tuple[str, str, dict[str, float]]],
+    columns: list[tuple[str, str, dict[str, Any]]],
     answers: dict[str, list[str]],
 ) -> dict[str, Any]:
     """Return a comparison with all digits, and what it was measured on."""
@@ -329,6 +259,7 @@ def record(
         "seed": view.run.config.seed,
         "heads": list(view.ablated),
         "mode": view.mode,
+        "gate": view.gate,
         "temperature": view.temperature,
         **{kind: values for _, kind, values in columns},
         "answers": answers,
@@ -348,12 +279,12 @@ def example_text(screen: Mapping[str, Any], run: Run) -> str:
 
 def next_tokens(view: View, text: str) -> NextTokens:
     """Return what may come next at each place of the answer, with and without the ablation."""
-    return read_next_tokens(view.identity, view.ablated, view.mode, text, view)
+    return read_next_tokens(view.identity, view.ablated, view.mode, view.gate, text, view)
 
 
 @st.cache_data(max_entries=64, show_spinner="Reading")
 def read_next_tokens(
-    identity: Identity, ablated: tuple[str, ...], mode: Mode, text: str, _view: View
+    identity: Identity, ablated: tuple[str, ...], mode: Mode, gate: float, text: str, _view: View
 ) -> NextTokens:
     """Read the probabilities of the next symbol along the right answer."""
     from probes.writing.next_token import next_token_table

@@ -10,13 +10,16 @@ from typing import Any
 
 import streamlit as st
 
-from apps.studio import charts, loaders, tables, widgets
+from apps.studio import charts, effects, joint, loaders, tables, widgets
 from apps.studio.address import View, all_heads, click_complaints, complaints
 from lab.naming import counted, head_label
 from probes.labels.evidence_card import card_facts, card_title, shown_label
 
-Columns = list[tuple[str, str, dict[str, float]]]
-"""What each model is called, the class of its column, its numbers."""
+Columns = list[tuple[str, str, dict[str, Any]]]
+"""What each model is called, the class of its column, its numbers; and what changes."""
+
+AT_ONCE = 40
+"""Ablated models that are measured without being asked for; of more there is a button."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,7 @@ def facts(view: View, screen: Mapping[str, Any]) -> None:
             f"Task {screen['task']}, {counted(model.n_layers, 'layer')} x "
             f"{counted(model.n_heads, 'head')}, "
             f"step {view.step:,}. Exact match {exact} on "
-            f"{reached['n_sequences']:,} unseen sequences."
+            f"{counted(reached['n_sequences'], 'unseen sequence')}."
         )
 
 
@@ -155,11 +158,53 @@ def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 460) ->
 def numbers(scene: Scene, *, constant: bool = False) -> Columns:
     """Show loss and accuracies, with and without the ablated heads; return them too."""
     view = scene.view
-    columns: Columns = [("Baseline", "baseline", loaders.baseline(view, scene.screen))]
-    if view.ablated:
-        columns.append(("Ablated", "ablated", loaders.numbers(view, constant=constant)))
-    st.html(tables.comparison(columns))
-    return columns
+    if not view.ablated:
+        columns: Columns = [("Baseline", "baseline", dict(scene.screen["accuracy"]))]
+        st.html(tables.comparison(columns))
+        return columns
+    found = effects.effect(view, constant=constant)
+    columns = [("Baseline", "baseline", found.baseline), ("Ablated", "ablated", found.ablated)]
+    st.html(tables.comparison(columns, found.change))
+    return [*columns, ("Change", "change", found.change)]
+
+
+def about_numbers(view: View, columns: Columns) -> str:
+    """Say on how many sequences the numbers rest, and what they and the answers are of."""
+    of = f"Numbers of {counted(columns[0][2]['n_sequences'], 'unseen sequence')}"
+    if not view.ablated:
+        return f"{of}."
+    if view.mode != "resample":
+        return f"{of}, which the interval resamples."
+    return (
+        f"{of}, which the interval resamples: the mean over the donors of what each does in the "
+        "heads' place. Answers, next symbols and maps: with the first donor."
+    )
+
+
+def together(view: View) -> None:
+    """Say what two or more ablated heads cost together, beside what they cost one by one."""
+    if len(view.ablated) < 2:
+        return
+    st.subheader("Together and one by one", anchor=False)
+    runs = effects.joint_runs(view)
+    rows = widgets.long_work(
+        effects.joint_key(view),
+        f"Measure {counted(len(view.ablated), 'head')} one by one",
+        lambda progress: effects.joint_effect(view, progress),
+        at_once=runs <= AT_ONCE,
+    )
+    if rows is None:
+        widgets.note("work", f"It takes {counted(runs, 'ablated model')}.")
+        return
+    with st.container(key="joint"):
+        st.text(joint.joint_sentence(rows))
+        with st.expander("The numbers, head by head"):
+            st.html(tables.plain_table(joint.HEADER, joint.joint_rows(rows)))
+            widgets.note(
+                "joint",
+                f"{joint.RULE} On {counted(rows[0]['n_sequences'], 'unseen sequence')}, those of "
+                "`headlab ablate`.",
+            )
 
 
 def answers(scene: Scene) -> dict[str, list[str]]:

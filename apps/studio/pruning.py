@@ -1,9 +1,11 @@
-"""The pruning curve of a run's report: rows of its file in, plain data and a chart out.
+"""The pruning curve of a run: rows of its tables in, plain data, a sentence and a chart out.
 
-No Streamlit, and no number is computed: the curve was measured when the report was written.
+No Streamlit, and no number is computed: the curve was measured by `probes.pruning`, now or when the
+run's report was written.
 """
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,17 @@ import altair as alt
 import pandas as pd
 
 from apps.studio.charts import BASELINE, INK, LINE, styled
+from apps.studio.tables import share
+from lab.naming import counted
+
+Row = Mapping[str, Any]
 
 FILE = "pruning.csv"
 """Name of the curve among the files of a run's report."""
+SPARE_FILE = "removable.csv"
+"""Name of the table of how many heads can go."""
+WITHIN = (0.01, 0.05)
+"""What may be lost of the metric, as a share, where it is said how many heads can go."""
 METRIC = "exact_match"
 """What the page shows of it."""
 ORDER = "greedy"
@@ -26,30 +36,39 @@ class Curve:
     """What is left of a run as heads go, in the greedy order, beside random orders."""
 
     steps: tuple[Mapping[str, float], ...]
-    """Of each step n_removed, held_out, and low and high of the random orders."""
+    """Of each step n_removed, held_out with ci_low and ci_high, and low and high of the random
+    orders."""
     gone: tuple[tuple[str, ...], ...]
     """Labels of all heads that are gone at each step."""
     n_orders: int
     """Random orders."""
+    n_sequences: int
+    """Held-out sequences."""
+    spare: Mapping[tuple[str, float], Mapping[str, float]]
+    """How many heads can go (removable, low, high), by order and by what may be lost."""
 
 
-def read_curve(path: Path) -> Curve | None:
-    """Read the curve of a report; None: it has none of the greedy order."""
+def read_curve(path: Path, spare: Path) -> Curve | None:
+    """Read the curve of a report and how many heads can go; None: none of the greedy order."""
+    return curve_of(read_rows(path), read_rows(spare))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read a table of a report."""
     with path.open(newline="", encoding="ascii") as file:
-        rows = [row for row in csv.DictReader(file) if row["metric"] == METRIC]
-    return curve_of(rows)
+        return list(csv.DictReader(file))
 
 
-def curve_of(rows: Iterable[Mapping[str, str]]) -> Curve | None:
-    """Return the curve in rows of one metric."""
-    known = list(rows)
+def curve_of(rows: Iterable[Row], spare: Iterable[Row]) -> Curve | None:
+    """Return the curve in rows of the pruning and the removable table, as texts or as numbers."""
+    known = [row for row in rows if row["metric"] == METRIC]
     own = [row for row in known if row["order"] == ORDER]
     if not own:
         return None
-    drawn: dict[str, list[float]] = {}
+    drawn: dict[int, list[float]] = {}
     for row in known:
         if row["order"] == "random":
-            drawn.setdefault(row["n_removed"], []).append(float(row["held_out"]))
+            drawn.setdefault(int(row["n_removed"]), []).append(float(row["held_out"]))
     gone: list[tuple[str, ...]] = []
     for row in own:
         before = gone[-1] if gone else ()
@@ -58,15 +77,59 @@ def curve_of(rows: Iterable[Mapping[str, str]]) -> Curve | None:
         steps=tuple(
             {
                 "n_removed": float(row["n_removed"]),
-                "held_out": float(row["held_out"]),
-                "low": min(drawn.get(row["n_removed"], [float("nan")])),
-                "high": max(drawn.get(row["n_removed"], [float("nan")])),
+                **{name: number(row[name]) for name in ("held_out", "ci_low", "ci_high")},
+                "low": min(drawn.get(int(row["n_removed"]), [math.nan])),
+                "high": max(drawn.get(int(row["n_removed"]), [math.nan])),
             }
             for row in own
         ),
         gone=tuple(gone),
         n_orders=max(map(len, drawn.values()), default=0),
+        n_sequences=int(own[0]["n_sequences"]),
+        spare={
+            (row["order"], float(row["within"])): {
+                name: number(row[name]) for name in ("removable", "low", "high")
+            }
+            for row in spare
+            if row["metric"] == METRIC
+        },
     )
+
+
+def number(value: Any) -> float:
+    """Return a number of a table; a missing one as NaN."""
+    return math.nan if value in (None, "") else float(value)
+
+
+def step_words(curve: Curve, step: int) -> str:
+    """Say what is left at a step of the curve."""
+    at = curve.steps[step]
+    gone = counted(len(curve.gone[step]), "head")
+    ends = f"{share(at['ci_low'])} to {share(at['ci_high'])}"
+    return (
+        f"{gone} gone: exact match {share(at['held_out'])} (95 % interval {ends}) on "
+        f"{counted(curve.n_sequences, 'held-out sequence')}."
+    )
+
+
+def spare_rows(curve: Curve) -> list[list[str]]:
+    """Return how many heads can go as cells: a row an order, a column each share of WITHIN."""
+    rows = []
+    for order, title in ((ORDER, "greedy order"), ("random", "random orders: median (range)")):
+        own = [curve.spare.get((order, within)) for within in WITHIN]
+        if any(own):
+            rows.append([title, *("0" if at is None else spare_words(at) for at in own)])
+    return rows
+
+
+def spare_words(at: Mapping[str, float]) -> str:
+    """Write how many heads can go; of several orders the median and the range.
+
+    >>> spare_words({"removable": 3.0, "low": 1.0, "high": 6.0})
+    '3 (1 to 6)'
+    """
+    one = f"{at['removable']:g}"
+    return one if at["low"] == at["high"] else f"{one} ({at['low']:g} to {at['high']:g})"
 
 
 def curve_chart(curve: Curve, chosen: int) -> Any:
@@ -82,6 +145,7 @@ def curve_chart(curve: Curve, chosen: int) -> Any:
         "n_removed:Q",
         title=f"heads removed, of {int(frame['n_removed'].max())}",
         axis=alt.Axis(tickMinStep=1, format="d"),
+        scale=alt.Scale(nice=False, padding=12),  # no point on the other axis's labels
     )
     scale = alt.Scale(domain=[0, 1])
     axis = alt.Axis(format="%", tickCount=5, grid=True, gridColor=LINE)

@@ -5,9 +5,9 @@ Text that comes from an address, a person or a file goes through st.text, which 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import altair as alt
 import streamlit as st
@@ -22,10 +22,17 @@ from apps.studio.address import (
     clicked_heads,
     complaints,
     key_complaints,
-    temperature_complaints,
+    number_complaints,
     toggle,
 )
+from lab.naming import counted
 from lab.runs import Run, runs_home
+
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+MOST_FINISHED = 64
+"""Results of long work that are remembered."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +70,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             placeholder="the run's own example",
             help="Symbols without spaces, at most as many as the task has.",
         )
-        wrong += temperature_complaints(asked("T"))
+        wrong += number_complaints("temperature", asked("T"), HOTTEST)
         temperature = st.number_input(
             "Temperature",
             min_value=0.0,
@@ -83,7 +90,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             placeholder="none",
             help="Their output is replaced before W_O. Choose here, or click them on the grid.",
         )
-        wrong += complaints("mode", asked("mode"), MODES)
+        wrong += complaints("mode", asked("mode")[:1], MODES)
         mode = st.segmented_control(
             "Replaced by",
             MODES,
@@ -91,7 +98,18 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             required=True,
             key="mode",
             bind="query-params",
-            help="Zero, or the head's mean at each position over 256 reference sequences.",
+            help="Zeros; the head's mean at each position over other sequences; or what it writes "
+            "on other sequences in turn, and the mean of what that does.",
+        )
+        wrong += number_complaints("gate", asked("gate"), 1.0)
+        gate = st.number_input(
+            "Gate",
+            min_value=0.0,
+            max_value=1.0,
+            step=0.1,
+            key="gate",
+            bind="query-params",
+            help="How much of its own output an ablated head keeps: 0 nothing, 1 everything.",
         )
         st.button(
             "Restore all heads",
@@ -104,7 +122,8 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
         run=run,
         step=int(step),
         ablated=tuple(head for head in heads if head in ablated),
-        mode=cast(Mode, mode),
+        mode=cast(Mode, mode or MODES[0]),  # an empty one in the address chooses none
+        gate=float(gate or 0.0),
         prompt=(prompt or "").strip(),
         temperature=float(temperature or 0.0),
     )
@@ -131,9 +150,9 @@ def banner(view: View) -> None:
         with st.container(key="all_in_place"):
             st.text("No head is ablated.")
         return
-    count = "1 head" if len(view.ablated) == 1 else f"{len(view.ablated)} heads"
+    count = counted(len(view.ablated), "head")
     with st.container(key="banner", horizontal=True, vertical_alignment="center"):
-        st.text(f"{count} ablated ({view.mode}): {' '.join(view.ablated)}")
+        st.text(f"{count} ablated ({view.how}): {' '.join(view.ablated)}")
         st.space("stretch")
         st.button("Restore all", on_click=restore_all, key="banner_restore", type="tertiary")
 
@@ -181,6 +200,48 @@ def note(name: str, text: str) -> None:
     """Write small print under a chart."""
     with st.container(key=f"note_{name}"):
         st.text(text)
+
+
+@st.cache_resource(show_spinner=False)
+def finished_work() -> dict[Hashable, Any]:
+    """Return what long work has given so far, by what it depends on; see `long_work`."""
+    return {}
+
+
+def long_work(
+    key: tuple[Hashable, ...],
+    label: str,
+    work: Callable[[Progress], Any],
+    *,
+    at_once: bool,
+) -> Any:
+    """Return what some long work gives, done once; None: nobody has asked for it yet.
+
+    It shows how far it is, and a person who does something else meanwhile gives it up.
+
+    Args:
+        key: What kind of work it is, and all that its result depends on.
+        label: What the work is, on its button and beside its progress.
+        work: The work; it calls its argument with (steps done, steps in all).
+        at_once: Whether it is short enough to be done without being asked for.
+    """
+    done = finished_work()
+    if key not in done:
+        with st.container(key=f"work_{key[0]}"):
+            place = st.empty()
+            if not (at_once or place.button(label, icon=":material/play_arrow:")):
+                return None
+            bar = place.progress(0.0, label)
+
+            def show(step: int, steps: int) -> None:
+                bar.progress(min(1.0, step / steps), f"{label}: {step:,} of {steps:,}")
+
+            result = work(show)
+            place.empty()
+        while len(done) >= MOST_FINISHED:
+            done.pop(next(iter(done)), None)
+        done[key] = result
+    return done[key]
 
 
 def column_title(kind: str, view: View, name: str) -> None:

@@ -137,6 +137,10 @@ def test_two_runs_that_share_weights_are_told_apart():
         ({"promt": ["ab"]}, "unknown key 'promt'; .* \\(did you mean 'prompt'\\?\\)"),
         ({"x" * 999: [""]}, "unknown key 'x{57}\\.\\.\\.'; choose from T, .*, run"),
         ({"run": ["a", "b"]}, "key 'run' must be given once, got 'a', 'b'; the last one counts"),
+        (
+            {"mode": ["mean", "zero"]},
+            "key 'mode' must be given once, got 'mean', 'zero'; the first one counts",
+        ),
         ({"run": ["a", "a"]}, "key 'run' must be given once, got 'a', 'a'; the last one counts"),
     ],
 )

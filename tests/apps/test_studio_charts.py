@@ -64,7 +64,10 @@ def test_a_label_is_written_where_a_cell_has_room_for_it():
         assert [row["label"] for row in rows_of(spec)] == ["reversal", "", "uniform"]
         return [m for m in spec["layer"] if m["encoding"].get("text", {}).get("field") == "label"]
 
-    assert len(named(4)) == 1 and named(12) == []
+    words, halo = sorted(named(4), key=lambda mark: "transform" in mark)
+    assert named(12) == []
+    assert "transform" not in words and "ablated" in str(halo["transform"])
+    assert halo["mark"]["stroke"] == "white" and halo["mark"]["dy"] == words["mark"]["dy"]
     assert not [m for m in grid()["layer"] if "label" in str(m["encoding"].get("text"))]
 
 
@@ -130,6 +133,14 @@ def test_numbers_are_written_with_the_digits_that_matter():
 def test_all_and_none_are_said_of_nothing_less():
     shares = {1.0: "100.0 %", 0.9995: "99.95 %", 0.0005: "0.1 %", 0.0001: "0.01 %", 0.0: "0.0 %"}
     assert {value: tables.shown("exact_match", value) for value in shares} == shares
+
+
+def test_a_change_has_its_sign_its_unit_and_its_interval():
+    values = {"loss": 1.0, "exact_match": 0.5, "token_accuracy": 0.25}
+    ends = {"delta": -0.5, "ci_low": -0.75, "ci_high": None}
+    html = tables.comparison([("B", "baseline", values)], dict.fromkeys(values, ends))
+    assert "-0.5000 nats<small>-0.7500 to -</small>" in html
+    assert html.count("-50.0 points<small>-75.0 to -</small>") == 2
 
 
 def test_the_comparison_names_its_columns_and_escapes_them():

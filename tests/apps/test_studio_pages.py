@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
-from apps.studio import loaders
+from apps.studio import loaders, panels, widgets
 from apps.studio.address import View, all_heads
 from apps.studio.launch import ENTRY
 from lab.runs import open_run
@@ -131,7 +131,9 @@ def test_ablation_stands_beside_the_baseline(home):
         ({"run": "tini"}, "unknown run 'tini'; choose from raw, tiny (did you mean 'tiny'?)"),
         ({"ckpt": "7"}, "unknown checkpoint '7'; choose from 0, 20, 40, 60"),
         ({"abl": ["L99H0", "L0H1"]}, "unknown head 'L99H0'; choose from L0H0"),
-        ({"mode": "nan"}, "unknown mode 'nan'; choose from mean, zero"),
+        ({"mode": "nan"}, "unknown mode 'nan'; choose from mean, resample, zero"),
+        ({"gate": "1.5"}, "gate must be a number from 0 to 1, got '1.5'; 0 is used"),
+        ({"value": "0.5"}, "unknown key 'value'; choose from T, abl, "),
         ({"head": "L0H9"}, "unknown head 'L0H9'"),
         ({"metric": "prevoius"}, "(did you mean 'previous'?)"),
         ({"step": "abc"}, "unknown key 'step'; choose from T, abl, "),
@@ -189,6 +191,68 @@ def test_the_ablate_page_without_ablation_shows_the_baseline_only(home):
     assert "Click heads on the grid to ablate them" in texts(page)
     assert "Ablated:" not in texts(page)
     assert len(page.get("vega_lite_chart")) == 4
+
+
+def test_any_mode_and_gate_stand_beside_the_baseline_with_their_interval(home):
+    tables = []
+    for mode, gate in (("zero", "0"), ("resample", "0"), ("resample", "0.5")):
+        page = opened(abl=["L0H0", "L0H1"], mode=mode, gate=gate)
+        how = mode if gate == "0" else f"{mode}, gate {gate}"
+        assert f"2 heads ablated ({how}): L0H0 L0H1" in texts(page)
+        assert ("with the first donor" in texts(page)) == (mode == "resample")
+        assert table(page).count('<td class="change"') == table(page).count("<small>") == 3
+        assert '<td class="baseline" data-metric="exact_match">100.0 %</td>' in table(page)
+        tables.append(table(page))
+    assert len(set(tables)) == 3
+
+
+def test_two_heads_are_ablated_together_and_one_by_one(home):
+    page = opened(abl=["L0H0"]).switch_page("screens/ablate.py").run()
+    assert "Together these" not in texts(page)
+    page.multiselect(key="abl").set_value(["L0H0", "L0H1"]).run()
+    (said,) = [t for t in texts(page).split("\n") if t.startswith("Together these 2 heads change")]
+    assert "L0H1 can go alone, but not with the others: redundant, not useless." in said
+    (numbers,) = (e.proto.body for e in page.get("html") if 'class="plain"' in e.proto.body)
+    assert "<th>all together</th>" in numbers
+
+
+def test_what_takes_many_models_waits_for_a_click(home, monkeypatch):
+    monkeypatch.setattr(panels, "AT_ONCE", 2)
+    widgets.finished_work.clear()
+    page = opened(abl=["L0H0", "L0H1"]).switch_page("screens/ablate.py").run()
+    assert "It takes 3 ablated models." in texts(page)
+    press(page, "Measure 2 heads one by one")
+    assert "Together these 2 heads" in texts(page)
+    page.run()  # it is remembered
+    assert "Together these 2 heads" in texts(page)
+    assert "Together these 2 heads" in texts(
+        opened(abl=["L0H0", "L0H1"]).switch_page("screens/ablate.py").run()
+    )
+
+
+def test_what_cannot_be_removed_is_not_offered_for_removal(home):
+    for address, why in (
+        ({"mode": "resample"}, "choose zero or mean on the left"),
+        ({"gate": "0.5"}, "set the gate to 0 on the left"),
+    ):
+        page = opened(abl="L1H0", **address).switch_page("screens/prune.py").run()
+        assert why in texts(page)
+        assert not [b for b in page.button if b.label.startswith("Remove")]
+
+
+def test_the_prune_page_says_how_many_heads_can_go(home):
+    page = opened().switch_page("screens/prune.py").run()
+    assert "0 heads gone: exact match 100.0 % (95 % interval" in texts(page)
+    (spare,) = (e.proto.body for e in page.get("html") if 'class="plain"' in e.proto.body)
+    assert "<th>1 %</th><th>5 %</th>" in spare and "random orders: median (range)" in spare
+
+
+def test_a_curve_that_no_report_has_is_measured_when_asked_for(home):
+    page = opened(ckpt="20").switch_page("screens/prune.py").run()
+    assert "From the run's report." not in texts(page)
+    press(page, "Measure the pruning curve")
+    assert "Grey: 20 random orders. Measured here." in texts(page)
+    assert page.slider(key="curve_step_tiny").max == 4
 
 
 def test_a_step_of_the_curve_chooses_the_heads_to_remove(home):

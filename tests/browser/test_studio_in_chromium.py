@@ -3,141 +3,17 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
-SECONDS = 1000
-PATIENCE = 30 * SECONDS
 COLD_SECONDS = 4.0
 """From an empty profile to the grid; the best of some tries is asserted at twice this."""
 TRIES = 3
 HEADS = ["L0H0", "L0H1", "L1H0", "L1H1"]
-
-expect.set_options(timeout=PATIENCE)
-
-
-@dataclass
-class Person:
-    """Somebody with an own browser profile on the studio."""
-
-    page: Page
-    root: str
-    console: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-    def open(self, address: str = "") -> None:
-        self.page.goto(self.root + address)
-        expect(self.table).to_be_visible()
-
-    def hear(self, message: ConsoleMessage) -> None:
-        """Remember an error on the console.
-
-        On a page's own address Streamlit's frontend looks for its server beside the page first, and
-        finds it one level up.
-        """
-        beside = re.search(r"/(ablate|prune)/_stcore/", message.location["url"])
-        if message.type == "error" and not beside:
-            self.console.append(message.text)
-
-    @property
-    def cells(self) -> Locator:
-        """The cells of the head grid, layer by layer."""
-        grid = self.page.locator(".st-key-grid svg.marks g.mark-rect.role-mark")
-        return grid.first.locator("path")
-
-    def click(self, index: int) -> None:
-        """Click a cell, and wait for the chart that takes the clicked one's place."""
-        chart = self.page.locator(".st-key-grid [class*=st-key-grid_]")
-        before = chart.get_attribute("class") or ""
-        self.cells.nth(index).click(force=True)
-        generation = int(re.findall(r"st-key-grid_(\d+)", before)[0])
-        expect(self.page.locator(f".st-key-grid_{generation}")).to_have_count(0)
-        expect(self.page.locator(f".st-key-grid_{generation + 1} svg.marks")).to_be_visible()
-
-    @property
-    def table(self) -> Locator:
-        """Baseline beside ablated; the last part of the page that is drawn."""
-        return self.page.locator("table.comparison")
-
-    def number(self, kind: str, metric: str) -> Locator:
-        return self.page.locator(f"td.{kind}[data-metric={metric}]")
-
-    def expect_ablated(self, heads: list[str], mode: str = "zero") -> dict:
-        """Wait until banner, address and numbers speak of these heads; return the numbers."""
-        if not heads:
-            expect(self.banner).to_have_count(0)
-            expect(self.number("ablated", "loss")).to_have_count(0)
-            self.until(lambda: "abl" not in self.address)
-            return {}
-        count = "1 head" if len(heads) == 1 else f"{len(heads)} heads"
-        expect(self.banner).to_contain_text(f"{count} ablated ({mode}): {' '.join(heads)}")
-        self.until(lambda: self.address.get("abl") == heads)
-        # What is on the screen may still be of the state before: the record says of which it is.
-        records: list[dict] = []
-        self.until(lambda: records.append(self.record()) or records[-1]["heads"] == heads)
-        return records[-1]
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE / SECONDS
-        while not holds():
-            assert time.monotonic() < deadline
-            self.page.wait_for_timeout(50)
-
-    def record(self) -> dict:
-        """Download the numbers with all their digits."""
-        with self.page.expect_download() as started:
-            self.page.get_by_role("button", name="Numbers as JSON").click()
-        return json.loads(Path(started.value.path()).read_text())
-
-    @property
-    def banner(self) -> Locator:
-        return self.page.locator(".st-key-banner")
-
-    @property
-    def address(self) -> dict[str, list[str]]:
-        return parse_qs(urlsplit(self.page.url).query)
-
-
-@pytest.fixture
-def somebody(
-    browser: Browser, port: int, request, tmp_path_factory
-) -> Iterator[Callable[[], Person]]:
-    """Return a function that opens a new profile; afterwards look at what all of them did."""
-    people: list[Person] = []
-
-    def come(at: int = port) -> Person:
-        context = browser.new_context(viewport={"width": 1440, "height": 900})
-        context.set_default_timeout(PATIENCE)
-        person = Person(page=context.new_page(), root=f"http://127.0.0.1:{at}/")
-        people.append(person)
-        person.page.on("console", lambda message: person.hear(message))
-        person.page.on("pageerror", lambda error: person.console.append(str(error)))
-        person.page.on(
-            "request",
-            lambda asked: (
-                person.foreign.append(asked.url)
-                if urlsplit(asked.url).hostname not in ("127.0.0.1", None)
-                else None
-            ),
-        )
-        return person
-
-    failed_before = request.session.testsfailed
-    yield come
-    if request.session.testsfailed > failed_before:
-        folder = tmp_path_factory.mktemp("screenshots")
-        for i, person in enumerate(people):
-            person.page.screenshot(path=folder / f"{request.node.name}-{i}.png")
-    for person in people:
-        person.page.context.close()
-    assert [(person.console, person.foreign) for person in people] == [([], [])] * len(people)
 
 
 def test_the_first_screen_comes_quickly_and_from_this_machine_only(somebody):

@@ -18,10 +18,10 @@ def draw(scene: Scene) -> None:
         hint = "" if scene.view.ablated else "Click heads on the grid to ablate them. "
         widgets.note(
             "numbers",
-            f"{hint}Numbers of {columns[0][2]['n_sequences']:,} unseen sequences; "
-            "wrong symbols are underlined.",
+            f"{hint}{panels.about_numbers(scene.view, columns)} Wrong symbols are underlined.",
         )
         panels.record_button(scene.view, columns, rows)
+    panels.together(scene.view)
     next_symbol(scene)
     maps(scene)
 

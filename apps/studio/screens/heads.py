@@ -22,7 +22,7 @@ def draw(scene: Scene) -> None:
 
 def about_map(view: View, head: str) -> str:
     """Return the small print under the map."""
-    if head in view.ablated:
+    if head in view.ablated and not view.gate:
         return f"{head} is ablated: it still looks, but what it reads is thrown away."
     if view.ablated:
         are = "is" if len(view.ablated) == 1 else "are"
@@ -34,7 +34,7 @@ def baseline_beside_ablated(scene: Scene) -> None:
     """Compare loss, accuracies and the answer with and without the ablated heads."""
     view = scene.view
     columns = panels.numbers(scene)
-    count = f"Each measured on {columns[0][2]['n_sequences']:,} unseen sequences."
+    count = panels.about_numbers(view, columns)
     if not view.ablated and not view.prompt and not view.temperature:
         hint = "Switch on Click ablates, then click a head: what does the model lose without it?"
         widgets.note("numbers", f"{count} {hint}")

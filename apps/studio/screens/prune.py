@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from apps.studio import loaders, panels, pruning, tables, widgets
-from apps.studio.address import View
+from apps.studio import effects, loaders, panels, pruning, tables, widgets
+from apps.studio.address import View, all_heads
 from apps.studio.panels import Scene
+from lab.naming import counted
 
 
 def draw(scene: Scene) -> None:
@@ -14,22 +15,48 @@ def draw(scene: Scene) -> None:
     with left:
         panels.head_scores(scene)
     with right:
-        panels.numbers(scene, constant=True)
-        if view.ablated:
-            filled = "" if view.mode == "zero" else " The mean is one over all positions: a bias."
-            widgets.note("numbers", f"Ablated: by gates, before anything is removed.{filled}")
+        columns = panels.numbers(scene, constant=True)
+        gates = "Ablated: by gates, before anything is removed." if view.ablated else ""
+        mean = " The mean is one over all positions: a bias." if view.mode == "mean" else ""
+        widgets.note("numbers", f"{panels.about_numbers(view, columns)} {gates}{mean}".rstrip())
         export(view)
         result(view)
-    how_small(view)
+    if cannot_be_removed(view) is None:
+        how_small(view)
+
+
+def cannot_be_removed(view: View) -> str | None:
+    """Return why no smaller model does what this ablation does; None: one does."""
+    if view.mode == "resample":
+        return "A removed head leaves nothing or a constant: choose zero or mean on the left."
+    if view.gate:
+        return "A removed head is gone: set the gate to 0 on the left."
+    return None
 
 
 def how_small(view: View) -> None:
-    """Show what is left as heads go, from the run's report, and let a step of it be chosen."""
-    curve = loaders.pruning_curve(view)
-    if curve is None:
+    """Show what is left as heads go, and let a step of it be chosen."""
+    n_heads = len(all_heads(view.run))
+    if n_heads < 2:
         return
     st.subheader("How small can it get?", anchor=False)
-    left, right = st.columns([12, 10], gap="medium")
+    curve, source = loaders.reported_curve(view), "From the run's report."
+    if curve is None:
+        source = "Measured here."
+        curve = widgets.long_work(
+            effects.curve_key(view),
+            "Measure the pruning curve",
+            lambda progress: effects.measured_curve(view, progress),
+            at_once=False,
+        )
+    if curve is None:
+        widgets.note(
+            "work",
+            "The report has none of this checkpoint and mode: heads go one by one, the cheapest "
+            "first, and in 20 random orders. Seconds for 8 heads, minutes for 50.",
+        )
+        return
+    left, right = st.columns([10, 12], gap="medium")
     with right:
         step = st.slider(
             "Heads to remove, in the greedy order",
@@ -39,23 +66,27 @@ def how_small(view: View) -> None:
             width=320,
         )
         st.text(" ".join(curve.gone[step]) or "no head")
+        widgets.note("step", pruning.step_words(curve, step))
         st.button(
             "Choose these heads",
             on_click=choose,
             args=(sorted(curve.gone[step]),),
             icon=":material/checklist:",
         )
-        widgets.note(
-            "curve",
-            "In each step the head whose ablation costs least goes, chosen on other sequences than "
-            f"those shown. Grey: {curve.n_orders} random orders. From the run's report.",
-        )
+        st.text(f"Heads that can go, of {n_heads}, where exact match may fall by")
+        header = ["", *(f"{100 * within:g} %" for within in pruning.WITHIN)]
+        st.html(tables.plain_table(header, pruning.spare_rows(curve)))
     with left, st.container(key="curve"):
         st.altair_chart(
             pruning.curve_chart(curve, step),
             width="content",
             theme=None,
             alt="Exact match on held-out sequences by heads removed, greedy and random orders",
+        )
+        widgets.note(
+            "curve",
+            "Blue: in each step the head whose ablation costs least goes, chosen on other "
+            f"sequences than those shown. Grey: {curve.n_orders} random orders. {source}",
         )
 
 
@@ -69,6 +100,9 @@ def export(view: View) -> None:
     if not view.ablated:
         st.text("Click heads on the grid to choose what to remove.")
         return
+    if problem := cannot_be_removed(view):
+        st.text(problem)
+        return
     with st.form("export", border=False):
         name = st.text_input(
             "Name of the new run",
@@ -76,7 +110,7 @@ def export(view: View) -> None:
             max_chars=100,
             key=f"new_run_{view.run.name}",
         )
-        count = "1 head" if len(view.ablated) == 1 else f"{len(view.ablated)} heads"
+        count = counted(len(view.ablated), "head")
         asked = st.form_submit_button(
             f"Remove {count} and verify", type="primary", icon=":material/content_cut:"
         )
@@ -114,8 +148,8 @@ def result(view: View) -> None:
     st.html(
         tables.comparison(
             [
-                ("Gated", "baseline", done["gated"]),
-                ("Pruned, read back", "ablated", done["pruned"]),
+                ("Heads ablated", "baseline", done["gated"]),
+                ("Heads removed", "ablated", done["pruned"]),
             ]
         )
     )
@@ -123,7 +157,8 @@ def result(view: View) -> None:
     widgets.note(
         "proof",
         f"Largest difference of a logit: {proof['max_logit_difference']:.1e}, over "
-        f"{proof['n_sequences']:,} sequences (allowed: {proof['limit']:.0e}, {proof['dtype']}).",
+        f"{counted(proof['n_sequences'], 'sequence')} (allowed: {proof['limit']:.0e}, "
+        f"{proof['dtype']}).",
     )
     st.button(
         "Open the pruned run",

@@ -1,0 +1,156 @@
+"""What ablations and prunings do to a view's model, asked of `probes` and cached.
+
+No number is computed here. What takes long tells how far it is, and may be given up at any step.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import streamlit as st
+
+from apps.studio.address import Mode, View
+from apps.studio.models import (
+    Identity,
+    ablation_of,
+    heads_of,
+    kept_for_filling,
+    reference,
+    task_of,
+    unseen,
+    weights,
+)
+from apps.studio.pruning import METRIC, ORDER, WITHIN, Curve, curve_of
+
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+CURVE_SEQUENCES = 100
+"""Sequences that a pruning curve is found on, and as many others that it shows: as in a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What a view's ablation does on unseen sequences, by metric."""
+
+    baseline: dict[str, float]
+    """Numbers of the intact model, and n_sequences."""
+    ablated: dict[str, float]
+    """The same with the heads ablated."""
+    change: dict[str, dict[str, float]]
+    """Of each metric delta, ci_low and ci_high: sequences are resampled."""
+
+
+def intact_numbers(view: View) -> dict[str, float]:
+    """Return loss, exact_match, token_accuracy and n_sequences of the whole model."""
+    return evaluated(view.identity, view)
+
+
+@st.cache_data(max_entries=32, show_spinner="Measuring")
+def evaluated(identity: Identity, _view: View) -> dict[str, float]:
+    """Evaluate a whole model on the sequences that training evaluated on."""
+    from lab.evaluation import evaluate
+
+    return asdict(evaluate(weights(identity, _view), unseen(_view.run)))
+
+
+def effect(view: View, *, constant: bool = False) -> Effect:
+    """Return what the view's ablation does, on the sequences that training evaluated on.
+
+    Args:
+        view: The view, with at least one ablated head.
+        constant: Whether a mean is one over all positions, as a pruned model has it.
+    """
+    return swept(view.identity, view.ablated, view.mode, view.gate, constant, view)
+
+
+@st.cache_data(max_entries=256, show_spinner="Measuring")
+def swept(
+    identity: Identity,
+    ablated: tuple[str, ...],
+    mode: Mode,
+    gate: float,
+    constant: bool,
+    _view: View,
+) -> Effect:
+    """Ablate the heads together and measure."""
+    from probes.ablation.table import ablation_sweep
+    from probes.tables import json_rows
+
+    how = ablation_of(_view, constant=constant)
+    frame = ablation_sweep(
+        weights(identity, _view),
+        unseen(_view.run),
+        how.mode,
+        value=how.value,
+        reference=how.reference,
+        donors=how.donors,
+        sets=[heads_of(_view)],
+    )
+    rows = {row["metric"]: row for row in json_rows(frame)}
+    n = {"n_sequences": next(iter(rows.values()))["n_sequences"]}
+    ends = ("delta", "ci_low", "ci_high")
+    return Effect(
+        baseline={name: row["baseline"] for name, row in rows.items()} | n,
+        ablated={name: row["ablated"] for name, row in rows.items()} | n,
+        change={name: {end: row[end] for end in ends} for name, row in rows.items()},
+    )
+
+
+def joint_key(view: View) -> tuple[Any, ...]:
+    """Return what the joint effect of a view's heads depends on."""
+    return ("joint", view.identity, view.ablated, view.mode, view.gate)
+
+
+def joint_runs(view: View) -> int:
+    """Return how many ablated models the joint effect takes: alone, together, all but one."""
+    from apps.scored_sequences import DONORS
+
+    n = len(view.ablated)
+    sets = 3 if n == 2 else 2 * n + 1
+    return sets * (DONORS if view.mode == "resample" else 1)
+
+
+def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
+    """Return what the heads cost together and one by one: rows of the redundancy table.
+
+    Measured on the sequences that `headlab ablate` takes.
+    """
+    from apps.opened_run import SEQUENCES
+    from probes.ablation.redundancy import head_redundancy
+    from probes.tables import json_rows
+
+    run = view.run
+    frame = head_redundancy(
+        weights(view.identity, view),
+        task_of(run).sample(SEQUENCES, seed=run.config.seed, split="test"),
+        {"chosen": heads_of(view)},
+        ablation=ablation_of(view),
+        controls=0,
+        progress=progress,
+    )
+    return json_rows(frame)
+
+
+def curve_key(view: View) -> tuple[Any, ...]:
+    """Return what a pruning curve depends on."""
+    return ("curve", view.identity, view.mode)
+
+
+def measured_curve(view: View, progress: Progress) -> Curve | None:
+    """Remove heads in the greedy order and in random ones, and measure every step."""
+    from probes.pruning.curves import pruning_curve, removable
+    from probes.tables import json_rows
+
+    identity, run = view.identity, view.run
+    frame = pruning_curve(
+        weights(identity, view),
+        kept_for_filling(run)[:CURVE_SEQUENCES],
+        ORDER,
+        held_out=unseen(run)[:CURVE_SEQUENCES],
+        metrics=[METRIC],
+        mode=view.mode,
+        reference=reference(identity, True, view) if view.mode == "mean" else None,
+        progress=progress,
+    )
+    return curve_of(json_rows(frame), json_rows(removable(frame, WITHIN, METRIC)))

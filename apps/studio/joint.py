@@ -1,0 +1,85 @@
+"""What several heads cost together and one by one: rows of the redundancy table in, words out.
+
+No Streamlit, and no number is computed: `probes.ablation.redundancy` measures, and decides by
+intervals which head is redundant.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apps.terminal.ablation_table import interval, signed
+from lab.naming import head_label
+
+Row = Mapping[str, Any]
+
+HEADER = ("without", "change of loss (nats)", "95 % interval", "after the others", "verdict")
+
+VERDICTS = (
+    ("redundant", "can go alone, but not with the others: redundant, not useless"),
+    ("needed", "{is} missed alone, too"),
+    ("useless", "can go, alone or with the others"),
+    ("unresolved", "{is} not decided: alone and last it can go, but not all sets were tried"),
+)
+"""What is said of heads, by their verdict."""
+
+RULE = (
+    "Missed: the loss rises by more than 0.01 nats, and the 95 % interval leaves out 0. After the "
+    "others: what the head changes where they are ablated already."
+)
+"""How verdicts come about: TOLERANCES in probes.ablation.redundancy."""
+
+
+def joint_sentence(rows: Sequence[Row]) -> str:
+    """Say what the heads cost together beside the sum of the single effects, and which can go.
+
+    Args:
+        rows: Of one group of the redundancy table, its own row first.
+    """
+    group, heads = rows[0], rows[1:]
+    costs = (
+        f"Together these {len(heads)} heads change the loss by {signed(group['delta'])} nats "
+        f"(95 % interval {interval(group)}); one by one it adds up to {signed(group['singles'])}."
+    )
+    if group["verdict"] == "useless" and all(row["verdict"] == "useless" for row in heads):
+        return f"{costs} They can all go: nothing is missed."
+    said = []
+    for verdict, words in VERDICTS:
+        names = [name_of(row) for row in heads if row["verdict"] == verdict]
+        if names:
+            who = "Each" if len(names) == len(heads) else listed(names)
+            is_or_are = "is" if who == "Each" or len(names) == 1 else "are"
+            said.append(f"{who} {words.replace('{is}', is_or_are)}.")
+    return " ".join([costs, *said])
+
+
+def joint_rows(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the numbers behind the sentence as cells; see HEADER."""
+    group, heads = rows[0], rows[1:]
+    return [
+        *(
+            [
+                name_of(row),
+                signed(row["delta"]),
+                interval(row),
+                signed(row["last"]),
+                row["verdict"],
+            ]
+            for row in heads
+        ),
+        ["one by one, added up", signed(group["singles"]), "", "", ""],
+        ["all together", signed(group["delta"]), interval(group), "", group["verdict"]],
+    ]
+
+
+def name_of(row: Row) -> str:
+    """Return the label of a row's head."""
+    return head_label(row["layer"], row["head"])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names as a sentence has them.
+
+    >>> listed(["L0H0"]), listed(["L0H0", "L0H1", "L1H0"])
+    ('L0H0', 'L0H0, L0H1 and L1H0')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

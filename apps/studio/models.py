@@ -1,0 +1,114 @@
+"""What a view's numbers are made with: the model, its task, and what fills the gaps of its heads.
+
+Torch is imported by the functions, never with this module. Models are shared by all sessions, and
+nobody may change one: an ablation is an argument of the forward pass.
+"""
+
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from apps.studio.address import View
+from lab.naming import parse_head
+from lab.runs import Run
+
+if TYPE_CHECKING:
+    from lab.gates import Donors, GateTensors, HeadGates, Reference
+    from lab.model import HookedGPT
+    from lab.tasks.base import Batch, Task
+    from probes.ablation.sweep import Ablation
+
+REFERENCE_SEQUENCES = 256
+"""Sequences whose mean fills the gap of a head in mode 'mean'."""
+
+Identity = tuple[str, str]
+"""Digests of a run's config and of a checkpoint's weights: see View.identity."""
+
+
+@st.cache_resource(max_entries=4, show_spinner="Loading the model")
+def weights(identity: Identity, _view: View) -> "HookedGPT":
+    """Return a checkpoint's model, shared by all sessions: nobody may change it."""
+    from lab.checkpoint import load_model
+
+    return load_model(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
+
+
+def task_of(run: Run) -> "Task":
+    """Return the task that a run was trained on."""
+    from lab.tasks.registry import get_task
+
+    config = run.config
+    return get_task(config.task, length=config.length, n_symbols=config.n_symbols)
+
+
+def unseen(run: Run) -> "Batch":
+    """Return the sequences that a run's training was evaluated on."""
+    config = run.config
+    return task_of(run).sample(config.eval_sequences, seed=config.seed, split="test")
+
+
+def kept_for_filling(run: Run) -> "Batch":
+    """Return sequences that nothing is measured on, whose outputs fill the gaps of heads."""
+    return task_of(run).sample(REFERENCE_SEQUENCES, seed=run.config.seed, split="reference")
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
+    """Return the mean of every head over the task's reference sequences.
+
+    A mean at each position is what a head says on average there; a constant one, over the positions
+    too, is what pruning can fold into a bias.
+    """
+    from probes.ablation.table import mean_reference
+
+    model = weights(identity, _view)
+    return mean_reference(model, kept_for_filling(_view.run), per_position=not constant)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def donors(identity: Identity, _view: View) -> "Donors":
+    """Return what every head writes on the sequences that `headlab ablate` resamples."""
+    from apps.scored_sequences import DONORS
+    from probes.ablation.table import head_donors
+
+    return head_donors(weights(identity, _view), kept_for_filling(_view.run)[:DONORS])
+
+
+def ablation_of(view: View, *, constant: bool = False) -> "Ablation":
+    """Return what happens to the view's ablated heads, as the argument of a sweep."""
+    from probes.ablation.sweep import Ablation
+
+    identity = view.identity
+    return Ablation(
+        mode=view.mode,
+        value=view.gate,
+        reference=reference(identity, constant, view) if view.mode == "mean" else None,
+        donors=donors(identity, view) if view.mode == "resample" else None,
+    )
+
+
+def gates_of(view: View) -> "HeadGates | GateTensors | None":
+    """Return the view's ablation as the argument of forward; None where no head is ablated.
+
+    One pass has one fill: in mode resample it is the first donor.
+    """
+    if not view.ablated:
+        return None
+    from lab.gates import HeadGates
+
+    identity = view.identity
+    model = weights(identity, view)
+    heads = heads_of(view)
+    if view.mode == "zero":
+        return HeadGates.ablate(heads, like=model, value=view.gate)
+    fill = (
+        reference(identity, False, view)
+        if view.mode == "mean"
+        else donors(identity, view).references()[0]
+    )
+    return HeadGates.ablate(heads, like=model, fill=fill, value=view.gate).tensors(model, [fill])
+
+
+def heads_of(view: View) -> list[tuple[int, int]]:
+    """Return the ablated heads as (layer, head)."""
+    return [parse_head(label) for label in view.ablated]
