@@ -6,9 +6,12 @@ said twice, or every next token of a person's own prompts.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
 
 from apps.commands.subject_form import SubjectForm
+from apps.opened_run import SEQUENCES
 from apps.subject import Input, Subject, choose_input
 from lab.naming import counted
 
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
 REPEATED_SEQUENCES = 8
 """Sequences that are said twice, unless told otherwise: a sweep of many heads reads them often."""
 
+ScoredSequences = Annotated[
+    int | None,
+    arg(
+        metavar="N",
+        help="Sequences to measure on.",
+        help_behavior_hint=f"(default: {SEQUENCES} of a run's task, "
+        f"{REPEATED_SEQUENCES} repeated ones)",
+    ),
+]
+"""How many sequences are scored, as a flag."""
 
 TOPIC_SEQUENCES = 16
 """Sequences of documentation, of each split, unless told otherwise."""
@@ -30,12 +43,15 @@ TOPIC_TOKENS = 128
 DONORS = 8
 """Sequences whose outputs stand, one after the other, for a head's in mode resample."""
 
-MODES = (
+Mode = Literal["zero", "mean", "resample"]
+"""What replaces an ablated head's output."""
+
+WRITES: tuple[tuple[Mode, str], ...] = (
     ("zero", "zeros"),
     ("mean", "its mean at each position over other sequences"),
     ("resample", f"what it writes on {DONORS} other sequences in turn; the mean of their effects"),
 )
-"""What an ablated head writes."""
+"""What an ablated head writes, by mode."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,9 +93,9 @@ class ScoredInput:
         return f"95 %, sequences resampled{few}"
 
 
-def ablation_facts(chosen: ScoredInput, mode: str, value: float = 0.0) -> list[tuple[str, str]]:
+def ablation_facts(chosen: ScoredInput, mode: Mode, value: float = 0.0) -> list[tuple[str, str]]:
     """Return how heads were ablated, and what the intervals are, as lines for `say_facts`."""
-    how = f"{mode}: a head writes {dict(MODES)[mode]}"
+    how = f"{mode}: a head writes {dict(WRITES)[mode]}"
     if mode != "zero":
         how += f" (of {chosen.reference_name})"
     if value:
@@ -238,7 +254,7 @@ def real_rows(batch: "Batch", mask: "PositionMask | None") -> "Batch":
 
 
 def ablation_of(
-    subject: Subject, chosen: ScoredInput, mode: str, *, value: float = 0.0
+    subject: Subject, chosen: ScoredInput, mode: Mode, *, value: float = 0.0
 ) -> "Ablation":
     """Return what happens to ablated heads, with what fills the gap.
 

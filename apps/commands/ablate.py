@@ -20,12 +20,13 @@ from apps.commands.arguments import (
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
 from apps.kept_sweeps import long_work
-from apps.opened_run import SEQUENCES, parse_heads
+from apps.opened_run import parse_heads
 from apps.output_folder import write_and_say
 from apps.scored_sequences import (
-    MODES,
-    REPEATED_SEQUENCES,
+    WRITES,
+    Mode,
     ScoredInput,
+    ScoredSequences,
     ablation_facts,
     ablation_of,
     scored_input,
@@ -66,7 +67,7 @@ model on the second copy of random tokens said twice; or give your own prompts.
 An ablated head's output is replaced before it is mixed with the others'.
 
 modes, and what an ablated head writes:
-{listed(MODES)}
+{listed(WRITES)}
 
 {fill(LOWER_BOUND, HELP_WIDTH)}
 Look at whole layers, --pairs and --groups before calling a head useless. Whole
@@ -78,15 +79,7 @@ layers are left out of a model of over 100 heads, unless --layers is given.
 class AblateForm(SubjectForm):
     """What `headlab ablate` asks for."""
 
-    sequences: Annotated[
-        int | None,
-        arg(
-            metavar="N",
-            help="Sequences to measure on.",
-            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, "
-            f"{REPEATED_SEQUENCES} repeated ones)",
-        ),
-    ] = None
+    sequences: ScoredSequences = None
     heads: Annotated[
         tuple[str, ...],
         arg(
@@ -95,10 +88,7 @@ class AblateForm(SubjectForm):
             help_behavior_hint="(default: each head, then each layer, in turn)",
         ),
     ] = ()
-    mode: Annotated[
-        Literal["zero", "mean", "resample"],
-        arg(help="What replaces a head's output, see above."),
-    ] = "zero"
+    mode: Annotated[Mode, arg(help="What replaces a head's output, see above.")] = "zero"
     value: Annotated[
         float,
         arg(metavar="G", help="Share of its own output that an ablated head keeps, 0 to 1."),

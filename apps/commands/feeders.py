@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
@@ -14,6 +14,7 @@ from apps.opened_run import parse_heads
 from apps.output_folder import write_and_say
 from apps.scored_sequences import (
     REPEATED_SEQUENCES,
+    Mode,
     ablation_facts,
     ablation_of,
     repeats,
@@ -84,10 +85,7 @@ class FeedersForm(ModelForm):
             help_behavior_hint="(default: every head of a layer before the last target)",
         ),
     ] = ()
-    mode: Annotated[
-        Literal["zero", "mean", "resample"],
-        arg(help="What replaces a head's output, as in headlab ablate."),
-    ] = "zero"
+    mode: Annotated[Mode, arg(help="What replaces a head's output, as in headlab ablate.")] = "zero"
     frozen: bool = False
     """Also measure the loss where all attention stays as it was."""
     all_heads: bool = False

@@ -10,11 +10,10 @@ from apps.commands.arguments import check_out, fill_in, listed
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
 from apps.kept_sweeps import long_work
-from apps.opened_run import SEQUENCES
 from apps.output_folder import write_and_say
 from apps.scored_sequences import (
-    REPEATED_SEQUENCES,
     ScoredInput,
+    ScoredSequences,
     ablation_facts,
     ablation_of,
     scored_input,
@@ -65,15 +64,7 @@ work; look at both.
 class ImportanceForm(SubjectForm):
     """What `headlab importance` asks for."""
 
-    sequences: Annotated[
-        int | None,
-        arg(
-            metavar="N",
-            help="Sequences to measure on.",
-            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, "
-            f"{REPEATED_SEQUENCES} repeated ones)",
-        ),
-    ] = None
+    sequences: ScoredSequences = None
     metric: Annotated[
         Literal["auto", "loss", "margin"],
         arg(help="What is to change; auto: the margin where 99 % of tokens are right, else loss."),
