@@ -18,4 +18,3 @@ RowValue = Float[Tensor, "batch head query_pos"]
 PositionMask = Bool[Tensor, "batch pos"]
 GivenMask = Bool[Tensor, "#batch pos"] | Int[Tensor, "#batch pos"]
 """An attention_mask as callers give it: True or 1 at real tokens, one row for all or for each."""
-HeadScore = Float[Tensor, "layer head"]

@@ -1,4 +1,4 @@
-"""How sure a mean over sequences is: the percentile bootstrap, as one matrix product.
+"""A mean over scored rows, and how sure it is: the percentile bootstrap, as one matrix product.
 
 Sequences are resampled, not rows: the tokens of one sequence depend on each other.
 """
@@ -17,6 +17,12 @@ FEW_SEQUENCES = 12
 
 PerSequence = Float64[np.ndarray, "batch column"]
 PerColumn = Float64[np.ndarray, " column"]
+
+
+def mean_over_rows(totals: PerSequence, counts: Float64[np.ndarray, " batch"]) -> PerColumn:
+    """Return sum(totals) / sum(counts); NaN where there is no summand. See `bootstrap_interval`."""
+    with np.errstate(invalid="ignore"):
+        return totals.sum(axis=0) / counts.sum()
 
 
 def bootstrap_interval(

@@ -29,21 +29,11 @@ def files_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
     return files
 
 
-def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[Path]:
-    """Write some tables into a new or empty folder, all or none, and return the files.
-
-    Raises:
-        ValueError: The folder holds something: tables of two measurements must not mix.
-        OSError: The place cannot be written or is full.
-    """
-    return write_whole(folder, files_of(tables))
-
-
 def write_whole(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write files that belong together into a new or empty folder, all or none.
 
     Raises:
-        ValueError: The folder holds something.
+        ValueError: The folder holds something: tables of two measurements must not mix.
         OSError: The place cannot be written or is full.
     """
     with one_clear_error(folder), made_folder(folder):

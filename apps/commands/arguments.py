@@ -37,14 +37,6 @@ CheckpointStep = Annotated[
         help_behavior_hint="(default: the trained model)",
     ),
 ]
-SequenceCount = Annotated[
-    int,
-    arg(
-        metavar="N",
-        help="Sequences to measure on, none of which training drew.",
-        help_behavior_hint="(default: 500, those of the report)",
-    ),
-]
 Device = Annotated[
     str, arg(metavar="NAME", help="auto, cpu, cuda or mps; auto takes the GPU if there is one.")
 ]

@@ -21,7 +21,7 @@ from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import Ablation, Progress, sweep_sets
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.cause import PAIRS
 from probes.tables import make_table
@@ -97,8 +97,7 @@ def pair_effects(
         "joint": joint,
         "interaction": interaction,
     }
-    with np.errstate(invalid="ignore"):  # NaN where nothing is scored
-        columns = {name: of.sum(axis=0) / counts.sum() for name, of in numbers.items()}
+    columns = {name: mean_over_rows(of, counts) for name, of in numbers.items()}
     order = np.argsort(-np.abs(columns["interaction"]), kind="stable")
     one, other = (np.array([chosen[pair[i]] for pair in pairs]) for i in (0, 1))
     measured = swept.metrics[0]

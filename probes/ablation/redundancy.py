@@ -27,7 +27,7 @@ from probes.ablation.matched_sets import Head, draw_matched_sets, share_in_layer
 from probes.ablation.metrics import MetricFunction, one_metric
 from probes.ablation.shapley import MOST_EXACT, shapley_plan, subset, value_rows
 from probes.ablation.sweep import Ablation, HeadSet, Progress, Swept, sweep_sets
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.labels.rules import CLASSES, LABEL_NAMES
 from probes.labels.study import label_heads
 from probes.reading.reads import as_batch, provenance
@@ -223,8 +223,7 @@ class Study:
         """Return what these heads change, in a model without those others."""
         counts, changes = self.swept.counts[:, 0], self.changes(heads, beside)
         low, high = bootstrap_interval(changes, counts, seed=self.seed)
-        with np.errstate(invalid="ignore"):
-            delta = changes.sum() / counts.sum()
+        (delta,) = mean_over_rows(changes, counts)
         return Change(delta=float(delta), ci_low=float(low[0]), ci_high=float(high[0]))
 
     def hurts(self, heads: HeadSet, beside: HeadSet = ()) -> bool:

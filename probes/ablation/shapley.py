@@ -23,7 +23,7 @@ from lab.tasks.base import Batch
 from probes.ablation.matched_sets import Head
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import Ablation, HeadSet, Progress, sweep_sets
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.cause import SHAPLEY
 from probes.tables import rows_table
@@ -231,8 +231,7 @@ def value_rows(
         counts: Rows of each sequence.
         seed: Seed of the bootstrap.
     """
-    with np.errstate(invalid="ignore"):
-        means = totals.sum(axis=0) / counts.sum()
+    means = mean_over_rows(totals, counts)
     values = plan.weights @ means
     low, high = bootstrap_interval(totals @ plan.weights.T, counts, seed=seed)
     drawn = np.stack([order @ means for order in plan.orders])

@@ -23,7 +23,7 @@ from lab.naming import parse_head
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, require_asked, tokens_of
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.bridge import reading_mode
 from probes.reading.reads import (
     ReadableModel,
@@ -97,7 +97,7 @@ def logit_attribution(
     totals = torch.stack([torch.cat(sums) for sums in found.values()], dim=1).cpu().double().numpy()
     counts = asked.rows.sum(dim=1).cpu().double().numpy()
     low, high = bootstrap_interval(totals, counts)
-    means = totals.sum(axis=0) / counts.sum()
+    means = mean_over_rows(totals, counts)
     parts = list(found)
     columns = {
         "part": [part.kind for part in parts],

@@ -26,11 +26,10 @@ from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.first_order.importance import (
     NORMALISATIONS,
     REDUCTIONS,
-    mean_over_rows,
     normalised,
     sequence_values,
 )
-from probes.intervals import percentile_interval, resampled_means
+from probes.intervals import mean_over_rows, percentile_interval, resampled_means
 from probes.reading.reads import as_batch, provenance
 from probes.schemas.first_order import AGREEMENT, FIRST_ORDER
 from probes.tables import make_table, rows_table

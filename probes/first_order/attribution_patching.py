@@ -26,7 +26,7 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import MEMORY, Ablation
 from probes.first_order.head_gradients import GateGradients, gate_gradients
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import as_batch, model_device, provenance, require_unhooked
 from probes.schemas.first_order import ESTIMATES
 from probes.tables import digest, make_table
@@ -184,20 +184,20 @@ def estimate_columns(
         seed: Seed of the bootstrap.
         share: How far the gate closes.
     """
-    n, n_rows = len(found.heads), found.counts.sum()
+    n = len(found.heads)
     totals = -share * found.signed
     low, high = bootstrap_interval(totals, found.counts, seed=seed)
     layer, head = np.array(found.heads, dtype=np.int64).reshape(-1, 2).T
-    dropped = np.full((1, n), np.nan) if found.dropped is None else share * found.dropped
-    with np.errstate(invalid="ignore"):
-        estimate, without = totals.sum(axis=0) / n_rows, dropped.sum(axis=0) / n_rows
+    without = np.full(n, np.nan)
+    if found.dropped is not None:
+        without = mean_over_rows(share * found.dropped, found.counts)
     return {
         "layer": layer,
         "head": head,
         "node": np.full(n, node),
         "mode": np.full(n, mode),
         "metric": np.full(n, found.metric.name),
-        "estimate": estimate,
+        "estimate": mean_over_rows(totals, found.counts),
         "ci_low": low,
         "ci_high": high,
         "grad_drop": without,

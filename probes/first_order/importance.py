@@ -19,7 +19,12 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import MEMORY
 from probes.first_order.head_gradients import GateGradients, gate_gradients
-from probes.intervals import bootstrap_interval, percentile_interval, resampled_means
+from probes.intervals import (
+    bootstrap_interval,
+    mean_over_rows,
+    percentile_interval,
+    resampled_means,
+)
 from probes.reading.reads import provenance
 from probes.schemas.first_order import IMPORTANCE
 from probes.tables import make_table
@@ -122,14 +127,6 @@ def reduced(found: GateGradients, reduce: str) -> PerHead:
 def sequence_values(found: GateGradients, reduce: str) -> Float64[np.ndarray, "sequence head"]:
     """Return what each sequence adds to an importance, times its scored rows."""
     return np.abs(found.signed) if reduce == "example" else found.absolute
-
-
-def mean_over_rows(
-    totals: Float64[np.ndarray, "sequence head"], counts: Float64[np.ndarray, " sequence"]
-) -> PerHead:
-    """Return the mean over all scored rows; NaN where there is none."""
-    with np.errstate(invalid="ignore"):
-        return totals.sum(axis=0) / counts.sum()
 
 
 def absolute_interval(low: PerHead, high: PerHead) -> tuple[PerHead, PerHead]:

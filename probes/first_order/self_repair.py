@@ -23,7 +23,7 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, MetricFunction
 from probes.ablation.runs import HeadSet, Request, SequenceRuns, layer_edits, planned, repeated
 from probes.ablation.sweep import MEMORY, Ablation, Progress, known_sets, row_counts, sweep_request
-from probes.intervals import bootstrap_interval
+from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import provenance
 from probes.schemas.first_order import SELF_REPAIR
 from probes.tables import rows_table
@@ -131,17 +131,13 @@ def split(
         worse = -worse
     repair = worse[:, :1] - worse[:, 1:]
     low, high = bootstrap_interval(repair, counts, seed=seed)
-    n = counts.sum()
-    with np.errstate(invalid="ignore"):
-        direct, total = worse.sum(axis=0) / n
-        return {
-            "baseline": baseline.sum() / n,
-            "direct": direct,
-            "total": total,
-            "repair": repair.sum() / n,
-            "ci_low": low[0],
-            "ci_high": high[0],
-        }
+    numbers = np.concatenate([baseline[:, None], worse, repair], axis=1)
+    names = ("baseline", "direct", "total", "repair")
+    return {
+        **dict(zip(names, mean_over_rows(numbers, counts), strict=True)),
+        "ci_low": low[0],
+        "ci_high": high[0],
+    }
 
 
 @torch.no_grad()
