@@ -177,7 +177,8 @@ def run_prune(arguments: list[str]) -> int:
             tables = {name: tables[name] for name in tables if name == "survivors"}
         if tables and out is not None:
             told = {"model": subject.title, **subject.facts, **dict(chosen.facts)}
-            told |= {"selection": chosen.reference_name, "interval": chosen.interval}
+            told |= {"interval": chosen.interval}
+            told |= {"selection": chosen.reference_name} if by else {}
             write_and_say(
                 out,
                 tables,
