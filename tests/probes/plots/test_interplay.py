@@ -41,7 +41,7 @@ def test_heads_that_do_not_interact_are_counted_and_empty_cells_have_no_frame():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["L0H1", "L0H2"]
     assert ax.get_xlabel() == "not drawn: 3 of 6 pairs, at most 4.0e-04 either way"
     (mesh,) = (c for c in ax.collections if isinstance(c, QuadMesh))
-    assert [edge[3] for edge in mesh.get_edgecolor()] == [1, 0, 1, 1]
+    assert np.asarray(mesh.get_edgecolor())[:, 3].tolist() == [1, 0, 1, 1]
 
 
 def test_repair_goes_from_direct_to_total():
