@@ -13,7 +13,7 @@ CONTRACTS := tests/contracts tests/parity tests/lab/test_compile.py
 COMMANDS := $(wildcard tests/apps/test_cli*.py)
 HOSTILE := tests/fuzz tests/messages
 PROBES := tests/probes
-BROWSER := tests/browser tests/apps/test_studio_pages.py
+BROWSER := tests/browser tests/apps/test_studio_pages.py tests/apps/test_studio_effects.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apps.terminal.ablation_table import interval, signed
-from lab.naming import head_label
+from lab.naming import counted, head_label
 
 Row = Mapping[str, Any]
 
@@ -38,7 +38,8 @@ def joint_sentence(rows: Sequence[Row]) -> str:
     group, heads = rows[0], rows[1:]
     costs = (
         f"Together these {len(heads)} heads change the loss by {signed(group['delta'])} nats "
-        f"(95 % interval {interval(group)}); one by one it adds up to {signed(group['singles'])}."
+        f"(95 % interval {interval(group)}, {counted(group['n_sequences'], 'sequence')}); one by "
+        f"one it adds up to {signed(group['singles'])}."
     )
     if group["verdict"] == "useless" and all(row["verdict"] == "useless" for row in heads):
         return f"{costs} They can all go: nothing is missed."

@@ -8,6 +8,7 @@ from probes.ablation.redundancy import TOLERANCES
 
 def rows(joint: str, *verdicts: str) -> list[dict]:
     numbers = {"delta": 7.5, "ci_low": 7.4, "ci_high": 7.6, "singles": 0.001, "last": None}
+    numbers["n_sequences"] = 500
     group = {**numbers, "layer": None, "head": None, "verdict": joint}
     one = {**numbers, "delta": 0.0005, "ci_low": 0.0004, "ci_high": 0.0006, "last": 6.0}
     return [group, *({**one, "layer": 0, "head": i, "verdict": v} for i, v in enumerate(verdicts))]
@@ -37,7 +38,7 @@ def test_the_sentence_has_the_joint_effect_the_sum_and_the_verdict(given, said):
     n = len(given) - 1
     assert joint_sentence(rows(*given)) == (
         f"Together these {n} heads change the loss by +7.5000 nats (95 % interval +7.4000 to "
-        f"+7.6000); one by one it adds up to +0.0010. {said}"
+        f"+7.6000, 500 sequences); one by one it adds up to +0.0010. {said}"
     )
 
 
