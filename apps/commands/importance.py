@@ -124,7 +124,7 @@ def measured(
     if not form.exact:
         return tables
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
-    with long_work("ablating each head", *asked, device=model.W_E.device) as work:
+    with long_work("ablating each head", *asked) as work:
         study = first_order_study(
             model,
             batch,
@@ -134,8 +134,7 @@ def measured(
             # What layers do to the ranks is always shown, if nothing else was asked for.
             normalise="layer" if form.normalise == "none" else form.normalise,
             seed=form.seed,
-            progress=work["progress"],
-            ledger=work["ledger"],
+            **work,
         )
     return {**tables, "first_order": study.heads, "agreement": study.agreement}
 
