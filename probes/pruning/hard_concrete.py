@@ -21,7 +21,7 @@ from lab.gates import GateTensors, Reference
 from lab.model import HookedGPT
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.reading.reads import as_batch
+from probes.reading.reads import as_batch, require_gates
 from probes.schemas.cause import GATES
 from probes.tables import make_table
 
@@ -145,6 +145,7 @@ def learn_gates(
     Raises:
         ValueError: A number out of its range, or nothing to learn from.
     """
+    require_gates(model)
     require_number("penalty", penalty, 0.0)
     require_whole("steps", steps, 1)
     require_number("learning_rate", learning_rate, 0.0)

@@ -35,7 +35,8 @@ from lab.runs import (
 from lab.runtime import git_sha, versions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.pruning.removing import ParityCertificate, certify, prune_heads
+from probes.pruning.removing import ParityCertificate, certify, prune_heads, weights_sha256
+from probes.reading.reads import require_gates
 
 PARITY = "parity.json"
 """The certificate beside the weights of a pruned run."""
@@ -77,10 +78,11 @@ def export_pruned_run(
         mode: "zero" or "mean".
         reference: What a mean is folded in from; see `prune_heads`.
         fine_tune: Steps of training that follow, by the run's recipe; see `lab.fine_tuning`. The
-            certificate is then of the pruned model as it was before them.
+            certificate is then of the pruned model as it was before them, and says so.
 
     Raises:
-        ValueError: An unknown head, a folder that exists, or models that differ: nothing is left.
+        ValueError: An unknown head, a folder that exists, models that differ, or weights that do
+            not read back bit for bit: nothing is left.
         OSError: If the place cannot be written or is full: nothing is left.
     """
     check_run_name(out.name)
@@ -94,7 +96,9 @@ def export_pruned_run(
     with atomic_dir(out) as folder:
         write_run(folder, run, written, batch, origin(run, gates, step, mode, fine_tune))
         reread = load_model(folder)
+        require_same_weights(written, reread)
         certificate = certified(model, pruned if fine_tune else reread, gated, batch.tokens, mode)
+        certificate = dataclasses.replace(certificate, fine_tuned_steps=fine_tune)
         write_certificate(folder, certificate)
     return PrunedRun(
         path=out,
@@ -128,18 +132,31 @@ def export_pruned_model(
         reference: What a mean is folded in from; see `prune_heads`.
 
     Raises:
-        ValueError: An unknown head, a folder that exists, or models that differ: nothing is left.
+        ValueError: An unknown head, a folder that exists, models that differ, or weights that do
+            not read back bit for bit: nothing is left.
         OSError: If the place cannot be written or is full: nothing is left.
     """
+    require_gates(model)
     gates = HeadGates.ablate(heads, like=model, fill=reference)
     gated = gates.tensors(model, [] if reference is None else [reference])
     pruned = prune_heads(model, gates.heads, mode=mode, reference=reference)
     with atomic_dir(out) as folder:
         write_model(pruned, folder, {"pruned_from": removal(gates, mode)})
         reread = load_model(folder, device=str(model.W_E.device)).train(model.training)
+        require_same_weights(pruned, reread)
         certificate = certified(model, reread, gated, tokens, mode)
         write_certificate(folder, certificate)
     return certificate
+
+
+def require_same_weights(written: HookedGPT, reread: HookedGPT) -> None:
+    """Raise ValueError unless weights were read back bit for bit as they were written."""
+    had, got = weights_sha256(written), weights_sha256(reread)
+    if had != got:
+        raise ValueError(
+            f"weights must read back as they were written, with the sha256 {had[:12]}..., got "
+            f"{got[:12]}...; nothing was written, try again or choose another disk"
+        )
 
 
 def certified(

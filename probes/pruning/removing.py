@@ -6,6 +6,7 @@ gates, tables and further prunings. Which heads to remove is decided elsewhere.
 """
 
 import dataclasses
+import hashlib
 import statistics
 import time
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ from lab.gates import GateTensors, HeadGates, Reference
 from lab.model import HookedGPT
 from lab.naming import quoted, unknown_name
 from lab.shapes import Tokens
+from lab.weights import weights_bytes
+from probes.reading.reads import require_gates
 
 MODES = ("zero", "mean")
 PER_QUERY_HEAD = ("W_Q", "W_O", "b_Q")
@@ -38,12 +41,18 @@ Times the largest logit where that is above 1: rounding errors grow with it.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParityCertificate:
-    """What was removed, and that the pruned model is the gated one."""
+    """What one step of pruning removed, and that the pruned model is the gated one."""
 
     heads: str
-    """All heads that the pruned model lacks, in original ids: L0H1,L1H3."""
+    """The heads removed in this step, in original ids: L0H1,L1H3."""
+    heads_gone_before: str
+    """Those that the model before this step lacked already, in original ids; "" of a whole one."""
     mode: str
     """What filled the gap of the heads removed in this step: zero or mean."""
+    weights_sha256: str
+    """Whose logits were compared: the sha256 of the pruned model's weights as .safetensors."""
+    fine_tuned_steps: int = 0
+    """Steps of training after that; where there are any, the weights saved are not these."""
     max_logit_difference: float
     """Largest |logit of the pruned model - logit of the gated model|."""
     limit: float
@@ -158,6 +167,7 @@ def without_heads(config: ModelConfig, gone: Iterable[tuple[int, int]]) -> Model
 
 def check_filling(model: HookedGPT, mode: str, reference: Reference | None) -> None:
     """Raise ValueError unless a mode and what fills the gap fit each other and the model."""
+    require_gates(model)
     if mode not in MODES:
         raise ValueError(unknown_name("pruning mode", mode, MODES))
     if mode == "zero":
@@ -235,14 +245,20 @@ def certify(
     Raises:
         ValueError: There is no token to compare on.
     """
+    for each in (model, pruned):
+        require_gates(each)
     require(tokens.numel() > 0, "tokens", "at least one sequence of one token", list(tokens.shape))
+    gone_before = removed_heads(model.config)
+    gone = tuple(head for head in removed_heads(pruned.config) if head not in gone_before)
     gated = model(tokens, gates=gates)
     difference = (pruned(tokens) - gated).abs().max().item()
     largest = max(1.0, gated.abs().max().item())
     before, after = latencies_ms([model, pruned], tokens, repeats)
     return ParityCertificate(
-        heads=HeadGates(heads=removed_heads(pruned.config)).label,
+        heads=HeadGates(heads=gone).label,
+        heads_gone_before=HeadGates(heads=gone_before).label,
         mode=mode,
+        weights_sha256=weights_sha256(pruned),
         max_logit_difference=difference,
         limit=LIMITS[gated.dtype] * largest,
         dtype=str(gated.dtype).removeprefix("torch."),
@@ -255,6 +271,11 @@ def certify(
         latency_ms_after=after,
         repeats=repeats,
     )
+
+
+def weights_sha256(model: HookedGPT) -> str:
+    """Return the sha256 of a model's weights, which is that of its model.safetensors once saved."""
+    return hashlib.sha256(weights_bytes(model.state_dict())).hexdigest()
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -7,6 +7,7 @@ from lab.naming import head_label
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.labels.study import label_heads
+from probes.reading.reads import require_gates
 from probes.schemas.cause import SURVIVORS
 from probes.tables import make_table
 
@@ -33,6 +34,8 @@ def survivor_labels(
     Raises:
         ValueError: The pruned model has a head that the other has not; or as `label_heads`.
     """
+    for each in (model, pruned):
+        require_gates(each)
     had = set(model.config.heads())
     for pair in pruned.config.heads():
         if pair not in had:
