@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from apps.console import is_main_process
 from apps.terminal.progress_bars import progress_bar
-from lab.durable import hold
+from lab.durable import hold, read_json
+from lab.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ def long_work(
             ) from None
         raise
     if ledger is not None and is_main_process():
-        shutil.rmtree(ledger, ignore_errors=True)
+        remove_unheld(ledger)
 
 
 def ledger_of(request: Sequence[object]) -> Path | None:
@@ -83,18 +84,38 @@ def ledger_of(request: Sequence[object]) -> Path | None:
         return None
     with suppress(OSError):
         os.utime(home / key)  # asked for again: it is not old
-    remove_old(home)
+    if is_main_process():
+        remove_old(home)
+        if not is_whole(home / key):
+            remove_unheld(home / key)
     return home / key
 
 
+def is_whole(ledger: Path) -> bool:
+    """Tell whether a ledger, and each within it, says whose it is: else no part can be trusted."""
+    if not ledger.is_dir():
+        return True
+    try:
+        for folder in (ledger, *(path for path in ledger.iterdir() if path.is_dir())):
+            read_json(folder / MANIFEST)
+    except ValueError:
+        return False
+    return True
+
+
 def remove_old(home: Path) -> None:
-    """Remove what nobody went on with for KEPT_DAYS; never what another process holds."""
+    """Remove what nobody went on with for KEPT_DAYS."""
     before = time.time() - KEPT_DAYS * 24 * 3600
     for folder in home.iterdir():
-        with suppress(OSError, ValueError):
-            if folder.stat().st_mtime < before:
-                with hold(folder):
-                    shutil.rmtree(folder)
+        with suppress(FileNotFoundError):  # another process may remove it, too
+            if folder.lstat().st_mtime < before:
+                remove_unheld(folder)
+
+
+def remove_unheld(folder: Path) -> None:
+    """Remove a folder, unless another process holds it or it cannot be removed."""
+    with suppress(OSError, ValueError), hold(folder):
+        shutil.rmtree(folder)
 
 
 def processes_on(device: "torch.device") -> Any:

@@ -1,14 +1,16 @@
 """The ledger of long work: a folder of its finished parts, so that what is interrupted goes on.
 
 `manifest.json` says whose ledger it is, down to what the last bit of a result depends on; a part
-is one small array. What is interrupted loses the part that it was at, and nothing else.
+is one small array. What is interrupted loses the part that it was at, and nothing else. A place
+that is full, in use or not to be written costs the ledger and not the work: a warning says so.
 """
 
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -18,11 +20,12 @@ import torch
 from torch import Tensor
 
 from lab.durable import atomic_write, hold, one_clear_error, read_json, remove_leftovers, to_json
+from lab.manifest import MANIFEST
 from lab.model import HookedGPT
 from lab.partial_pass import can_be_entered
 from lab.runtime import Processes, on_main, versions
 
-MANIFEST = "manifest.json"
+logger = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -61,10 +64,15 @@ class Ledger:
     def write(self, name: str, totals: np.ndarray) -> None:
         """Keep what a part gave."""
         path = self.path(name)
-        if path is not None:
-            buffer = io.BytesIO()
-            np.savez(buffer, totals=totals)
+        if path is None:
+            return
+        buffer = io.BytesIO()
+        np.savez(buffer, totals=totals)
+        try:
             atomic_write(path, buffer.getvalue())
+        except OSError as error:
+            logger.warning("nothing more can be kept of this work: %s", error)
+            self.folder = None
 
     def path(self, name: str) -> Path | None:
         """Return the file of a part."""
@@ -87,26 +95,32 @@ def open_ledger(
         processes: The first of them writes the manifest; each keeps its own parts.
 
     Raises:
-        ValueError: The ledger is another request's, or in use.
-        OSError: The place cannot be written.
+        ValueError: The ledger is another request's.
     """
     if folder is None:
         yield Ledger(None)
         return
 
     def begin() -> int:
-        with one_clear_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        check_manifest(folder, manifest)
-        return 0
+        try:
+            with one_clear_error(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            check_manifest(folder, manifest)
+        except OSError as error:
+            logger.warning("nothing can be kept of this work: %s", error)
+            return False
+        return True
 
-    on_main(processes, begin)
-    if not processes.is_main:
-        yield Ledger(folder)
-        return
-    with hold(folder):
-        remove_leftovers(folder)
-        yield Ledger(folder)
+    ledger = Ledger(folder if on_main(processes, begin) else None)
+    with ExitStack() as held:
+        if ledger.folder is not None and processes.is_main:
+            try:
+                held.enter_context(hold(folder))
+                remove_leftovers(folder)
+            except (OSError, ValueError) as error:
+                logger.warning("nothing is kept of this work: %s", error)
+                ledger.folder = None
+        yield ledger
 
 
 def check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """An interrupted sweep goes on where it was, bit for bit, and takes nobody else's results."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from lab.durable import hold
+from lab.durable import atomic_write, hold
 from probes.ablation import runs as sweep_runs
 from probes.ablation.ledger import Ledger
 from probes.ablation.sweep import Ablation, sweep_sets
@@ -83,7 +85,39 @@ def test_ledger_of_another_sweep_is_refused(build_model, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
 
 
-def test_folder_that_is_no_ledger_or_in_use_or_damaged(build_model, tmp_path):
+@pytest.mark.parametrize("written", [0, 1, 3])
+def test_a_full_disk_costs_the_ledger_and_not_the_sweep(
+    build_model, tmp_path, monkeypatch, caplog, written
+):
+    model = build_model()
+    whole = swept(model, None)
+    left = iter(range(written))
+
+    def fills_up(path, data):
+        if next(left, None) is None:
+            raise OSError("place for output must be on a disk with room")
+        atomic_write(path, data)
+
+    monkeypatch.setattr("probes.ablation.ledger.atomic_write", fills_up)
+    found = swept(model, tmp_path / "ledger")
+    assert found.totals.tobytes() == whole.totals.tobytes()
+    (record,) = caplog.records  # once, not for every part
+    assert re.match(r"nothing .*be kept of this work: .* with room", record.getMessage())
+    assert len(list((tmp_path / "ledger").iterdir())) == written
+
+
+def test_a_ledger_in_use_costs_the_ledger_and_not_the_sweep(build_model, tmp_path, caplog):
+    model, folder = build_model(), tmp_path / "ledger"
+    whole = swept(model, folder)
+    kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    with hold(folder):
+        found = swept(model, folder)
+    assert found.totals.tobytes() == whole.totals.tobytes()
+    assert "nothing is kept of this work: folder must not be in use" in caplog.text
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept
+
+
+def test_folder_that_is_no_ledger_or_damaged(build_model, tmp_path):
     model = build_model()
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
@@ -93,8 +127,6 @@ def test_folder_that_is_no_ledger_or_in_use_or_damaged(build_model, tmp_path):
         swept(model, tmp_path / "photos")
     folder = tmp_path / "ledger"
     swept(model, folder)
-    with hold(folder), pytest.raises(ValueError, match="folder must not be in use"):
-        swept(model, folder)
     (folder / "manifest.json").write_bytes(b"{")
     with pytest.raises(ValueError, match=r"got damage in '.*t.json'; delete the folder '.*ledger'"):
         swept(model, folder)
