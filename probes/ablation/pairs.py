@@ -22,7 +22,7 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import Ablation, Progress, sweep_sets
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import as_batch, provenance
+from probes.reading.reads import as_batch, provenance, require_gates
 from probes.schemas.cause import PAIRS
 from probes.tables import make_table
 
@@ -64,6 +64,7 @@ def pair_effects(
     Raises:
         ValueError: Fewer than 2 heads or more than 64, or as `ablation_sweep`.
     """
+    require_gates(model)
     require_seed(seed)
     ablation = Ablation() if ablation is None else ablation
     everyone = model.config.heads()

@@ -30,7 +30,7 @@ from probes.ablation.sweep import Ablation, HeadSet, Progress, Swept, sweep_sets
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.labels.rules import CLASSES, LABEL_NAMES
 from probes.labels.study import label_heads
-from probes.reading.reads import as_batch, provenance
+from probes.reading.reads import as_batch, provenance, require_gates
 from probes.schemas.cause import REDUNDANCY
 from probes.tables import rows_table
 
@@ -105,6 +105,7 @@ def head_redundancy(
     Raises:
         ValueError: No group, an empty one, or what `sweep_sets` refuses.
     """
+    require_gates(model)
     require_whole("controls", controls, 0)
     if tolerance is None:
         tolerance = TOLERANCES.get(one_metric(metric).unit, 0.01)

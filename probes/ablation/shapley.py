@@ -24,7 +24,7 @@ from probes.ablation.matched_sets import Head
 from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import Ablation, HeadSet, Progress, sweep_sets
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import as_batch, provenance
+from probes.reading.reads import as_batch, provenance, require_gates
 from probes.schemas.cause import SHAPLEY
 from probes.tables import rows_table
 
@@ -92,6 +92,7 @@ def shapley_values(
 
     Source: Shapley 1953; for attention heads, Held and Yang 2023.
     """
+    require_gates(model)
     ablation = Ablation() if ablation is None else ablation
     gates = HeadGates.ablate(heads, like=model)
     group = gates.heads

@@ -27,7 +27,14 @@ from probes.ablation.metrics import DEFAULT_METRICS, MetricFunction
 from probes.ablation.sweep import MEMORY, Ablation, HeadSet, Progress, Swept, sweep_sets
 from probes.attention.targets import ProbeInput
 from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import model_device, observe_layers, probe_input, provenance, slices_of
+from probes.reading.reads import (
+    model_device,
+    observe_layers,
+    probe_input,
+    provenance,
+    require_gates,
+    slices_of,
+)
 from probes.schemas.cause import ABLATION
 from probes.tables import digest, rows_table
 
@@ -85,6 +92,7 @@ def ablation_sweep(
         ValueError: An unknown mode, metric or head, a mode without what it fills the gap with, an
             empty batch, or neither a batch nor token ids.
     """
+    require_gates(model)
     require_seed(seed)
     ablation = Ablation(
         mode=mode,
@@ -207,6 +215,7 @@ def mean_reference(
     Raises:
         ValueError: Means per position, and a position that is padding in every sequence.
     """
+    require_gates(model)
     x = probe_input(model, batch, attention_mask=attention_mask)
     real = real_of(x)
     counts = real.sum(dim=0).double()
@@ -260,6 +269,7 @@ def head_donors(
     Raises:
         ValueError: A position that is padding in every donor.
     """
+    require_gates(model)
     x = probe_input(model, batch, attention_mask=attention_mask)
     real = real_of(x)
     require_real_positions(real, "give sequences of the full length")

@@ -27,7 +27,13 @@ from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import MEMORY, Ablation
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import as_batch, model_device, provenance, require_unhooked
+from probes.reading.reads import (
+    as_batch,
+    model_device,
+    provenance,
+    require_gates,
+    require_unhooked,
+)
 from probes.schemas.first_order import ESTIMATES
 from probes.tables import digest, make_table
 
@@ -164,6 +170,7 @@ def ablation_gradients(
     **options: Any,
 ) -> GateGradients:
     """Return dM/dg with what an ablation puts in the place of z; options as of gate_gradients."""
+    require_gates(model)
     HeadGates.ablate((), like=model, positions=ablation.positions)  # for its checks
     fills = ablation.fills()
     fill = None if fills[0] is None else torch.stack([f for f in fills if f is not None]).mean(0)

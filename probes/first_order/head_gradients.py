@@ -28,7 +28,13 @@ from probes.ablation.metrics import (
     require_a_number_a_row,
 )
 from probes.ablation.sweep import MEMORY, require_answers, require_positions, scored_batch
-from probes.reading.reads import as_batch, model_device, probe_input, require_differentiable
+from probes.reading.reads import (
+    as_batch,
+    model_device,
+    probe_input,
+    require_differentiable,
+    require_gates,
+)
 
 FillOf = Callable[[slice], Float[Tensor, "layer #batch #pos head d_head"] | None]
 """What stands in the place of z in some of the sequences; None: zeros."""
@@ -90,6 +96,7 @@ def gate_gradients(
         ValueError: An unknown metric, one without a gradient, no sequence, or answers that the
             model cannot say.
     """
+    require_gates(model)
     measured = differentiable_metric(metric)
     probe_input(model, batch)
     require_differentiable(model)

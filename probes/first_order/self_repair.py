@@ -24,7 +24,7 @@ from probes.ablation.metrics import Metric, MetricFunction
 from probes.ablation.runs import HeadSet, Request, SequenceRuns, layer_edits, planned, repeated
 from probes.ablation.sweep import MEMORY, Ablation, Progress, known_sets, row_counts, sweep_request
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import provenance
+from probes.reading.reads import provenance, require_gates
 from probes.schemas.first_order import SELF_REPAIR
 from probes.tables import rows_table
 
@@ -76,10 +76,12 @@ def repair_split(
         ValueError: A model with hooks or foreign parts, no such head, an empty set, or an unknown
             metric.
     """
+    require_gates(model)
     if not can_be_entered(model):
         raise ValueError(
             "a model whose stream is edited at its end must be a plain HookedGPT without hooks, "
-            "got one with hooks or parts of its own; call model.reset_hooks()"
+            "got one with hooks or parts of its own; call model.reset_hooks(), or load its "
+            "weights into a HookedGPT of the same config"
         )
     ablation = Ablation() if ablation is None else ablation
     singles = [[head] for head in model.config.heads()]

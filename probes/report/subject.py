@@ -24,7 +24,7 @@ from lab.vocab import BOS_ID, SPECIAL_SYMBOLS, Vocab
 from probes.film.frames import film_checkpoints
 from probes.film.writer import FILM
 from probes.reading.inputs import can_repeat
-from probes.reading.reads import as_batch, probe_input, vocab_of
+from probes.reading.reads import as_batch, probe_input, require_gates, vocab_of
 from probes.schemas.film import DYNAMICS
 from probes.tables import read_table
 
@@ -110,6 +110,7 @@ def model_subject(
     command: str | None,
 ) -> Subject:
     """Return what there is to probe of a bare model."""
+    require_gates(model)
     special_ids, plain, own = None, not isinstance(given, Batch), given is None
     if given is None:
         bos_id = start_id(model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab.model import HookedGPT
-from probes.ablation.sweep import Ablation, sweep_sets
+from probes.ablation.sweep import Ablation
 from probes.ablation.table import head_donors, mean_reference
 from probes.feeders import runs
 from probes.feeders.scores import feeder_scores, is_fed
@@ -306,16 +306,6 @@ def test_wrong_requests_are_refused(build_model):
         pytest.raises(ValueError, match="a probed model must have no hook on scores"),
     ):
         feeder_scores(model, pair, targets=[(1, 1)])
-
-
-@pytest.mark.usefixtures("as_a_user")
-def test_a_model_without_gates_is_refused(build_model):
-    bridge = build_model(n_layers=2, d_vocab=30, n_ctx=20).to_boot_native()
-    message = "a model whose heads are ablated must be a HookedGPT, got a TransformerBridge; load"
-    with pytest.raises(ValueError, match=message):
-        feeder_scores(bridge)
-    with pytest.raises(ValueError, match=message):
-        sweep_sets(bridge, torch.tensor([[1, 2, 3]]), [[(0, 0)]])
 
 
 def test_interrupted_runs_go_on_with_the_same_bits(tmp_path, monkeypatch):
