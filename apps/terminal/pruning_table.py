@@ -161,13 +161,23 @@ def say_certificate(proof: "ParityCertificate", measured: "Mapping[str, Evaluati
 
 
 def certified_facts(proof: "ParityCertificate") -> list[tuple[str, str]]:
-    """Return what was removed and how close the models are, as lines for `say_facts`."""
-    difference = f"largest difference of a logit {proof.max_logit_difference:.1e}"
-    names = proof.heads.split(",")
-    removed = (
-        f"{len(names)} heads, named in parity.json" if len(names) > MANY_NAMES else proof.heads
-    )
-    return [("removed", removed), ("parity", f"{difference}, allowed {proof.limit:.0e}")]
+    """Return what was removed and how close which models are, as lines for `say_facts`."""
+    facts = [("removed", names_or_count(proof.heads))]
+    if proof.heads_gone_before:
+        facts.append(("gone before", names_or_count(proof.heads_gone_before)))
+    parity = f"largest difference of a logit {proof.max_logit_difference:.1e}"
+    parity += f", allowed {proof.limit:.0e}"
+    saved = "read back bit for bit as they were written"
+    if proof.fine_tuned_steps:
+        parity += ", of the weights before training"
+        saved = f"those after {counted(proof.fine_tuned_steps, 'step')} of training, {saved}"
+    return [*facts, ("parity", parity), ("weights", saved)]
+
+
+def names_or_count(heads: str) -> str:
+    """Name heads, or count them where there are many."""
+    n = len(heads.split(","))
+    return heads if n <= MANY_NAMES else f"{n} heads, named in parity.json"
 
 
 def say_survivors(rows: Sequence[Row], task: str | None) -> None:

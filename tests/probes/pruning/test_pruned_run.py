@@ -19,6 +19,7 @@ from lab.training import train
 from probes.ablation.table import mean_reference
 from probes.pruning import pruned_run
 from probes.pruning.pruned_run import export_pruned_model, export_pruned_run
+from probes.pruning.removing import prune_heads
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,8 @@ def test_export_reads_back_as_the_gated_model(trained: Run, batch: Batch, tmp_pa
     assert run.config.model.kept_heads == ((0, 2), (1, 2))
     written = json.loads(run.file("parity.json").read_text())
     assert written == result.certificate.to_dict()
+    assert written["weights_sha256"] == run.files["model.safetensors"].sha256
+    assert written["fine_tuned_steps"] == 0
     came_from = run.info["pruned_from"]
     assert came_from["weights_sha256"] == trained.files["model.safetensors"].sha256
     assert came_from["heads"] == ["L0H1", "L1H0"]
@@ -62,7 +65,9 @@ def test_pruned_again_by_original_ids(trained: Run, batch: Batch, tmp_path: Path
     export_pruned_run(trained, [(0, 0)], tmp_path / "once", batch)
     twice = export_pruned_run(open_run(tmp_path / "once"), [(0, 2)], tmp_path / "twice", batch)
     direct = export_pruned_run(trained, [(0, 0), (0, 2)], tmp_path / "direct", batch)
-    assert twice.certificate.heads == direct.certificate.heads == "L0H0,L0H2"
+    assert direct.certificate.heads == "L0H0,L0H2" and direct.certificate.heads_gone_before == ""
+    # What a step did and what had been done before it stand apart.
+    assert twice.certificate.heads == "L0H2" and twice.certificate.heads_gone_before == "L0H0"
     a, b = load_model(tmp_path / "twice"), load_model(tmp_path / "direct")
     assert torch.equal(a(batch.tokens), b(batch.tokens))
     assert open_run(tmp_path / "twice").info["pruned_from"]["parent"]["run"] == "parent"
@@ -86,10 +91,25 @@ def test_nothing_is_left_when_it_cannot_be(
     (tmp_path / "taken").mkdir()
     with pytest.raises(ValueError, match="folder must be new"):
         export_pruned_run(trained, [(0, 0)], tmp_path / "taken", batch)
-    # A model that does not read back as the gated one is not given a name.
-    monkeypatch.setattr(pruned_run, "load_model", lambda path, step=None: load_model(trained.path))
-    with pytest.raises(ValueError, match=r"logits must be within 1e-05 of the gated"):
-        export_pruned_run(trained, [(0, 0)], tmp_path / "b", batch)
+    # A model that is not the gated one is not given a name.
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            pruned_run, "prune_heads", lambda model, *_, **__: prune_heads(model, [(0, 1)])
+        )
+        with pytest.raises(ValueError, match=r"logits must be within 1e-05 of the gated"):
+            export_pruned_run(trained, [(0, 0)], tmp_path / "b", batch)
+    # Nor are weights that do not read back to the last bit, trained on or not.
+
+    def read_amiss(path: Path, step: int | None = None) -> HookedGPT:
+        model = load_model(path, step=step)
+        if path != trained.path:
+            model.blocks[0].attn.b_O.data[0] *= -1  # one bit, of 0.0 too
+        return model
+
+    monkeypatch.setattr(pruned_run, "load_model", read_amiss)
+    for steps in (0, 2):
+        with pytest.raises(ValueError, match=r"weights must read back as they were written, with"):
+            export_pruned_run(trained, [(0, 0)], tmp_path / "c", batch, fine_tune=steps)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["taken"]
 
 
@@ -100,6 +120,12 @@ def test_fine_tuning_follows_the_certificate(trained: Run, batch: Batch, tmp_pat
     assert plain.tuned is None and tuned.tuned is not None
     assert tuned.pruned == plain.pruned
     assert tuned.certificate.max_logit_difference == plain.certificate.max_logit_difference
+    # The certificate tells that it is of the weights before training, and which those are.
+    proof = json.loads((tmp_path / "tuned" / "parity.json").read_text())
+    assert proof["fine_tuned_steps"] == 12
+    assert proof["weights_sha256"] == plain.certificate.weights_sha256
+    saved = open_run(tmp_path / "tuned").files["model.safetensors"].sha256
+    assert proof["weights_sha256"] != saved
     assert tuned.tuned.loss < tuned.pruned.loss
     run = open_run(tmp_path / "tuned")
     assert run.steps == (16,) and run.metrics()[-1]["step"] == 16
@@ -148,7 +174,7 @@ class TestFolderOfAForeignModel:
         told = json.loads((tmp_path / "small" / "config.json").read_text())["pruned_from"]
         assert told["heads"] == ["L0H3", "L1H0", "L1H1"] and told["mode"] == "zero"
         again = export_pruned_model(small, [(0, 2)], tmp_path / "again", batch.tokens)
-        assert again.heads == "L0H2,L0H3,L1H0,L1H1"
+        assert again.heads == "L0H2" and again.heads_gone_before == "L0H3,L1H0,L1H1"
 
     def test_headlab_probe_reads_it(
         self,
