@@ -110,9 +110,11 @@ def write_model(
     tables = survivors(subject, out, chosen, seed)
     name = out.name if out.parent == runs_home() else str(out)
     kind = "model" if opened is None else "run"
-    says = "" if tables else " says what the heads that are left do"
-    probe = ("next", f"headlab probe {name}{says}")
-    say_facts([*certified_facts(proof), (kind, str(out)), probe])
+    facts = [*certified_facts(proof), (kind, str(out))]
+    if len(set(heads)) < subject.n_heads:  # of a model without heads there is nothing to probe
+        says = "" if tables else " says what the heads that are left do"
+        facts.append(("next", f"headlab probe {name}{says}"))
+    say_facts(facts)
     return tables
 
 

@@ -27,6 +27,7 @@ from apps.subject import (
     is_run,
     open_subject,
     require_heads,
+    require_some_heads,
 )
 from apps.terminal.film_table import say_film
 from apps.terminal.head_table import say_head_table
@@ -123,11 +124,13 @@ def run_probe(arguments: list[str]) -> int:
         refuse_beside(arguments, "--all-checkpoints", ONE_MODEL)
         return film(form, out)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
-    if not subject.n_heads:
-        say(f"{subject.title}; every head was pruned, so there is none to look at")
-        return 0
     if card is not None:
         require_heads(subject, [card])
+    if not subject.n_heads:
+        if out is not None:
+            require_some_heads(subject, form.what)
+        say(f"{subject.title}; every head was pruned, so there is none to look at")
+        return 0
     chosen = choose_input(
         subject,
         given=form.files,
@@ -242,6 +245,9 @@ def film(form: ProbeForm, out: Path | None) -> int:
         )
     config = run.config
     if frame.empty:
+        if out is not None:
+            opened = open_subject(form.what, checkpoint=None, device=form.device)
+            require_some_heads(opened, form.what)
         say(f"{run.name}: every head was pruned, so there is none to look at")
         return 0
     onsets = find_onsets(frame)

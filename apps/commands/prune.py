@@ -14,10 +14,10 @@ from apps.opened_run import SEQUENCES, parse_heads
 from apps.output_folder import write_and_say
 from apps.pruned_model import default_place, place_given, write_model
 from apps.scored_sequences import TOPIC_SEQUENCES, ScoredInput, split_input
-from apps.subject import Subject, open_subject, require_heads
+from apps.subject import Subject, open_subject, require_heads, require_some_heads
 from apps.terminal.pruning_table import say_curve, say_removable
 from lab.config import require_whole
-from lab.naming import counted, quoted
+from lab.naming import counted
 from lab.packaged import KNOWN
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ orders, found on sequences that nothing is reported on:
 The new model has fewer weights, needs less memory to generate and gives the
 answers of the old one with these heads ablated. That is checked: it is written,
 read back and compared before it gets its name; parity.json beside its weights
-says how close they are. Heads keep their names: L1H3 stays L1H3, also when the
+says how close they are, with --fine-tune of the weights before that training.
+Heads keep their names: L1H3 stays L1H3, also when the
 new model is pruned again.
 
 What the heads that are left did and do is shown, of a model of up to 100 heads.
@@ -143,11 +144,7 @@ def run_prune(arguments: list[str]) -> int:
     out = None if form.out is None else place_given(form.out, makes_model)
     subject = open_subject(form.what, checkpoint=form.checkpoint, device=form.device)
     require_heads(subject, heads)
-    if not subject.n_heads:
-        raise ValueError(
-            f"WHAT must be a model with heads to remove, got {quoted(form.what)}, all of whose "
-            "heads are gone"
-        )
+    require_some_heads(subject, form.what)
     if form.keep is not None:
         require_whole("--keep", form.keep, 0, subject.n_heads - 1)
     if makes_model and out is None:

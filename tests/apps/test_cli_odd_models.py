@@ -101,10 +101,14 @@ def test_a_model_without_heads_is_a_sentence(headlab: Headlab, tmp_path: Path) -
         "nothing: copy of length 2, step 2; every head was pruned, so there is none to look at\n"
     )
     assert headlab("probe", "nothing", *FEW) == (0, sentence, "")
-    for command in ("ablate", "importance", "feeders"):  # nothing is written, so it is no success
+    probes = [("probe", *flags, "--out", "p") for flags in ((), ("--all-checkpoints",))]
+    prune = ("prune", "--keep", "0")
+    for command, *flags in (("ablate",), ("importance",), ("feeders",), prune, *probes):
+        code, _, err = headlab(command, "nothing", *flags)  # nothing is written: no success
         refused = "headlab: error: WHAT must be a model with heads, got 'nothing', all of"
-        assert headlab(command, "nothing")[2].startswith(refused)
-    for line in (("ablate", "--heads", "L0H0"), ("prune", "--heads", "L0H0")):
+        assert (code, err.startswith(refused), err.count("\n")) == (2, True, 1)
+    lines = [(name, "--heads", "L0H0") for name in ("ablate", "prune")]
+    for line in (*lines, ("probe", "--card", "L0H0")):
         code, _, err = headlab(line[0], "nothing", *line[1:])
         assert code == 2
         assert err.startswith("headlab: error: head L0H0 was pruned from this model")

@@ -57,6 +57,8 @@ def test_removes_a_layer_and_prints_the_proof(
     # Again, by the original ids, with the mean as a constant, and under a name of its own.
     again = ["prune", "reversal-pruned", "--heads", "L0H1", "--mode", "mean", "--sequences", "40"]
     assert main([*again, "--out", "small"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^removed +L0H1\ngone before +L1H0,L1H1,L1H2,L1H3\n", printed, re.M)
     assert open_run("small").config.model.kept_heads == ((0, 2, 3), ())
     assert main(again) == 0
     assert open_run("reversal-pruned-pruned").config.model.kept_heads == ((0, 2, 3), ())
@@ -124,6 +126,7 @@ def test_a_place_in_a_sealed_run_and_a_model_without_heads(
     assert not inside.exists()
     heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
     assert main(["prune", "reversal", "--heads", *heads, "--out", "none", *few]) == 0
+    assert "headlab probe" not in capsys.readouterr().out
     assert main(["prune", "none", "--keep", "0", *few]) == 2
     assert "got 'none', all of whose heads are gone" in capsys.readouterr().err
 
@@ -216,7 +219,10 @@ def test_a_model_that_is_no_run_becomes_a_folder(
 def test_a_pruned_run_can_be_trained_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["prune", "reversal", "--heads", "L0H0", "L0H1", "--fine-tune", "3"]
     assert main([*asked, "--sequences", "40"]) == 0
-    shown = {row[0]: row[1:] for row in cells(capsys.readouterr().out, 1)}
+    printed = capsys.readouterr().out
+    assert re.search(r"^parity .*, of the weights before training$", printed, re.M)
+    assert re.search(r"^weights +those after 3 steps of training, read back bit", printed, re.M)
+    shown = {row[0]: row[1:] for row in cells(printed, 1)}
     assert shown["heads ablated"] == shown["heads removed"] != shown["trained on"]
     run = open_run("reversal-pruned")
     assert run.info["pruned_from"]["fine_tuned_steps"] == 3
