@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 from transformer_lens.patching import (
     generic_activation_patch,
@@ -117,29 +117,37 @@ def patch_activations(
     )
     if not len(cells):
         raise ValueError(f"a model must have heads for {activation} to be patched, got none")
+    kept: list[Tensor] = []
+
+    def keep(logits: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        """Keep the answers in the model's own dtype: TransformerLens rounds to the default one."""
+        kept.append(asked(logits))
+        return kept[-1]
+
     patch: Any = generic_activation_patch  # typed for TransformerLens's own models
     with reading_mode(model):
-        found = patch(
+        patch(
             model,
             bad,
             cache,
-            asked,
+            keep,
             SETTERS[kind, by_position],
             activation,
             index_df=cells,
             reduce="none",
             baseline=True,
         )
+    # It asks once for the corrupt run, and then for each cell in turn.
+    corrupt_answers, *patched = (each.cpu().double().numpy() for each in kept)
     return patching_table(
         model,
         cells,
         activation,
         pair_provenance(model, tokens_of(clean), tokens_of(corrupt)),
         equal=(good == bad).all(dim=1).cpu().numpy(),
-        patched=found.values.double().cpu().numpy(),
-        # TransformerLens keeps its numbers in the default dtype: equal runs must stay equal.
-        clean_answers=asked(logits).to(found.baseline.dtype).double().cpu().numpy(),
-        corrupt_answers=found.baseline.double().cpu().numpy(),
+        patched=np.stack(patched),
+        clean_answers=asked(logits).cpu().double().numpy(),
+        corrupt_answers=corrupt_answers,
     )
 
 
@@ -202,9 +210,10 @@ def patching_table(
     corrupt_answers: PerSequence,
 ) -> pd.DataFrame:
     """Return the table of `patch_activations`: cells with the answers' logits of the three runs."""
-    moved, gap = patched - corrupt_answers, clean_answers - corrupt_answers
-    # The difference of two runs of the same tokens is rounding, and no denominator.
-    gap[equal] = 0.0
+    # The difference of two runs of the same tokens is rounding, and no denominator: a hook on a
+    # pattern takes the model along another path.
+    patched = np.where(equal, corrupt_answers, patched)
+    moved, gap = patched - corrupt_answers, np.where(equal, 0.0, clean_answers - corrupt_answers)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = moved.sum(axis=1) / gap.sum()
         low, high = bootstrap_interval(moved.T, gap)

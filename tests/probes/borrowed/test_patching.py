@@ -65,15 +65,15 @@ def test_shares_are_those_of_patches_by_hand(any_model, activation, by_position)
 
         patched = hooked(any_model, name, partial(put, clean=cache[name], where=where))
         expected = (patched - bad).sum() / (good - bad).sum()
-        assert row.share == pytest.approx(expected.item(), abs=1e-5, rel=1e-5)
-        assert row.patched == pytest.approx(patched.mean().item(), abs=1e-5, rel=1e-6)
+        assert row.share == pytest.approx(expected.item(), abs=1e-12)
+        assert row.patched == pytest.approx(patched.mean().item(), abs=1e-12)
 
 
 def test_whole_stream_brings_everything_back_and_equal_runs_nothing(any_model):
     streams = [name for name in STREAMS if any_model.hook_dict.get(f"blocks.0.hook_{name}")]
     everything = patch_activations(any_model, CLEAN, CORRUPT, activation="resid_pre", answers=ASKED)
-    np.testing.assert_allclose(everything["share"], 1.0, atol=1e-6)
-    np.testing.assert_allclose(everything[["ci_low", "ci_high"]], 1.0, atol=1e-6)
+    np.testing.assert_allclose(everything["share"], 1.0, atol=1e-12)
+    np.testing.assert_allclose(everything[["ci_low", "ci_high"]], 1.0, atol=1e-12)
     for activation in (*streams, "z", "q", "v", "pattern"):
         nothing = patch_activations(any_model, CLEAN, CLEAN, activation=activation, answers=ASKED)
         assert (nothing["patched"] == nothing["corrupt"]).all()
