@@ -41,6 +41,11 @@ NUMBERS_AT_ONCE = 2**26
 WORST_SUM = 1e-3
 """How far the sum may be off, as a share of the largest logit: rounding stays far below."""
 
+CENTRED = 1e-5
+"""Mean over the tokens, as a share of the largest number of W_U, below which it is rounding."""
+
+TINIEST = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
@@ -66,6 +71,13 @@ def logit_attribution(
     norm's own weights folded into W_U (without the mean after an RMSNorm). Parts: the embeddings,
     each head, each layer's b_O, each MLP, and b_U, the constant of the answer. They sum to the
     answers' mean logit, which attrs["logit"] holds. Source: Elhage et al. 2021; Wang et al. 2023.
+
+    The split is that of the weights read, and TransformerLens's compatibility mode changes two
+    things about them by default. It centres W_U over the tokens, so that each logit is taken
+    against the mean logit (differences of answers are as before), and folds the value biases into
+    b_O, so that b_V W_O is b_O's and not the head's. attrs["unembed_centred"] and
+    attrs["value_biases_in_heads"] say what was found; a HookedGPT and its bridge have one table
+    after `enable_compatibility_mode(center_unembed=False, fold_value_biases=False)`.
 
     Args:
         model: A HookedGPT, of which a folded copy is read, or a TransformerLens model in its
@@ -111,8 +123,22 @@ def logit_attribution(
         "unit": ["logits"] * len(parts),
     }
     return make_table(
-        columns, ATTRIBUTION, {**provenance(model, tokens), "logit": float(means.sum())}
+        columns,
+        ATTRIBUTION,
+        {**provenance(model, tokens), "logit": float(means.sum()), **form_of_weights(folded)},
     )
+
+
+def form_of_weights(model: Any) -> dict[str, bool]:
+    """Return which of the forms that split the same logit otherwise the weights are in."""
+    W_U = model.W_U.float()
+    off_centre = W_U.mean(dim=1).abs().max() / W_U.abs().max().clamp(min=TINIEST)
+    # A bridge has None, or no such attribute, where values have no bias.
+    biases = [getattr(block.attn, "b_V", None) for block in model.blocks]
+    return {
+        "unembed_centred": bool(off_centre < CENTRED),
+        "value_biases_in_heads": any(bias is not None and bool(bias.any()) for bias in biases),
+    }
 
 
 def require_whole_layers(model: ReadableModel) -> None:

@@ -91,6 +91,27 @@ def test_bridge_must_be_in_its_compatibility_mode(build_model):
         logit_attribution(ours.to_boot_native(), TOKENS, answers=ASKED)
 
 
+@torch.no_grad()
+def test_a_bridge_has_the_same_table_unless_its_weights_are_in_another_form(build_model):
+    """By default TransformerLens centres W_U, and moves b_V W_O from the heads to b_O."""
+    ours, asked = build_model().float().eval(), Answers.after(TOKENS, torch.tensor([1, 2]))
+    for block in ours.blocks:
+        block.attn.b_V += 0.3
+    keys, form = ["part", "layer", "head"], ["unembed_centred", "value_biases_in_heads"]
+    wanted = logit_attribution(ours, TOKENS, answers=asked)
+    assert [wanted.attrs[name] for name in form] == [False, True]
+    for options, found, same in (
+        ({"center_unembed": False, "fold_value_biases": False}, [False, True], True),
+        ({}, [True, False], False),
+    ):
+        bridge = ours.to_boot_native()
+        bridge.enable_compatibility_mode(disable_warnings=True, **options)
+        got = logit_attribution(bridge, TOKENS, answers=asked)
+        assert [got.attrs[name] for name in form] == found
+        off = got.set_index(keys)["attribution"] - wanted.set_index(keys)["attribution"]
+        assert off.abs().max() < 1e-5 if same else off.abs().max() > 1e-2
+
+
 def test_what_does_not_sum_is_refused(build_model, monkeypatch):
     model = build_model().eval()
     original = attribution.direct_logit_attribution
