@@ -259,7 +259,9 @@ MEASURES: tuple[MeasureEntry, ...] = (
         bounds="logits, with their sign",
         source="Elhage et al. 2021; Wang et al. 2023, Interpretability in the wild",
         caveat="Direct only: what a head does through later layers is not in it, and a logit "
-        "alone has no zero: give wrong answers to compare with.",
+        "alone has no zero: give wrong answers to compare with. Weights that TransformerLens "
+        "centred, or whose value biases it folded, split the logit otherwise: attrs say which were "
+        "read.",
         table="attribution",
         where="probes.borrowed.attribution:logit_attribution",
     ),
