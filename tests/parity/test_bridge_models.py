@@ -222,8 +222,9 @@ def test_edges_are_the_same(views):
     ours = views[0]
     clean, corrupt, asked = pairs(ours)
     if ours.config.kv_heads != ours.config.n_heads:
-        for view in views:
-            with pytest.raises(ValueError, match="its K/V inputs are not per query head"):
+        said = ("whose heads share keys and values", "its K/V inputs are not per query head")
+        for view, message in zip(views, said, strict=True):
+            with pytest.raises(ValueError, match=message):
                 edge_attribution(view, clean, corrupt, answers=asked)
         return
     got, wanted = (
