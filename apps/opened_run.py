@@ -43,13 +43,6 @@ class OpenedRun:
         )
 
     @property
-    def without_heads(self) -> str | None:
-        """The sentence that stands for a table of heads where every head was pruned."""
-        if self.model.config.heads():
-            return None
-        return f"{self.title}; every head was pruned, so there is none to look at"
-
-    @property
     def sha256(self) -> str:
         """Digest of the weights file, as the manifest has it."""
         run = self.run
