@@ -4,6 +4,7 @@ A checkpoint is a state dict and the config that it was saved with, which `lab.l
 translates. Folders that headlab itself writes are `lab.checkpoint`'s.
 """
 
+import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -96,7 +97,7 @@ def read_file(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what the libraries raise for damage is not documented
         foreign = isinstance(error, pickle.UnpicklingError) and FOREIGN.search(str(error))
-        if foreign:
+        if foreign and not is_cut_in(path, foreign[1]):
             raise ValueError(
                 f"a {suffix} checkpoint must hold tensors only, got {bare(foreign[1])} in "
                 f"{str(path)!r}, which is not loaded because it could run any code; where you "
@@ -107,6 +108,17 @@ def read_file(path: Path) -> Any:
             f"cannot be read ({type(error).__name__}); copy it again, or save model.state_dict() "
             "anew"
         ) from None
+
+
+def is_cut_in(path: Path, name: str) -> bool:
+    """Tell whether a file ends in the middle of a dotted name, which then looks like another.
+
+    torch.load takes the last byte of such a line for its newline.
+    """
+    last = name.rpartition(".")[2].encode()
+    with path.open("rb") as file:
+        file.seek(-min(len(last) + 1, path.stat().st_size), os.SEEK_END)
+        return file.read()[:-1] == last
 
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
