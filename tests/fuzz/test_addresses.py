@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from apps.studio.address import complaints, temperature_complaints
+from apps.studio.address import HOTTEST, complaints, number_complaints
 from apps.studio.launch import ENTRY
 from apps.studio.loaders import prompt_problem
 from lab.runs import open_run
@@ -22,17 +22,18 @@ Watch = Callable[..., contextlib.AbstractContextManager[None]]
 
 OWN = (ENTRY.parents[2], Path(sys.prefix), Path(sys.base_prefix))
 """Where Streamlit reads: our style sheet, and the packages that are installed."""
-NAMES = ("run", "ckpt", "abl", "mode", "prompt", "head", "metric", "click", "T")
+NAMES = ("run", "ckpt", "abl", "mode", "prompt", "head", "metric", "click", "T", "gate")
 GOOD = {
     "run": ("tiny", "other"),
     "ckpt": ("0", "1"),
     "abl": ("L0H0", "L0H1"),
-    "mode": ("zero", "mean"),
+    "mode": ("zero", "mean", "resample"),
     "prompt": ("abc", "dd"),
     "head": ("L0H0", "L0H1"),
     "metric": ("sources", "first"),
     "click": ("true", "false"),
     "T": ("0", "1.5"),
+    "gate": ("0", "0.5"),
 }
 junk = st.one_of(
     st.text(max_size=8),
@@ -106,7 +107,7 @@ def test_an_address_is_a_state_or_a_message(
 def test_what_is_unknown_is_named_in_short_lines(name: str, values: list[str], many: bool) -> None:
     lines = complaints(name, values, GOOD[name], many=many)
     assert all(line.startswith(f"unknown {name} ") for line in lines)
-    for line in (*lines, *temperature_complaints(values)):
+    for line in (*lines, *number_complaints(name, values, HOTTEST)):
         assert line.isascii() and line.isprintable() and len(line) < 400
 
 
