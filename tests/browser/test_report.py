@@ -79,7 +79,7 @@ def test_its_ablations_are_those_of_the_csv(offline: tuple[Page, list[str]]) -> 
         label = f"all of layer {row['layer']}" if whole_layer else row["heads"]
         assert (label, row["mode"]) in shown, sorted(shown)
         cells = shown[label, row["mode"]]
-        at = table[0].index(row["metric"])
+        at = table[0].index(row["metric"].replace("_", " "))
         assert cells[at : at + 2] == [row["ablated"], row["delta"]]
     assert 3 * len(shown) == len(rows)
 
