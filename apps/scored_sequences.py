@@ -16,7 +16,7 @@ from apps.subject import Input, Subject, choose_input
 from lab.naming import counted
 
 if TYPE_CHECKING:
-    from lab.shapes import PositionMask, Tokens
+    from lab.shapes import Tokens
     from lab.tasks.base import Batch
     from probes.ablation.sweep import Ablation
     from probes.reading.inputs import PairedInput
@@ -220,9 +220,10 @@ def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
     Raises:
         ValueError: No prompt has a second token.
     """
+    from probes.ablation.sweep import scored_batch
     from probes.reading.reads import as_batch
 
-    batch = real_rows(as_batch(tokens), chosen.attention_mask)
+    batch = scored_batch(as_batch(tokens), chosen.attention_mask)
     if not bool(batch.loss_mask.any()):
         raise ValueError(
             "some prompt must have two tokens, the second to be predicted, got "
@@ -237,20 +238,6 @@ def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
         reference_name="the same prompts",
         padded=chosen.attention_mask is not None,
     )
-
-
-def real_rows(batch: "Batch", mask: "PositionMask | None") -> "Batch":
-    """Return a batch in which no row counts that is padding, or predicts it.
-
-    Padding stands on the right, where no real token sees it.
-    """
-    if mask is None:
-        return batch
-    from lab.tasks.base import Batch
-
-    counted_rows = batch.loss_mask & mask
-    counted_rows[:, :-1] &= mask[:, 1:]
-    return Batch(batch.tokens, counted_rows, batch.sources)
 
 
 def ablation_of(

@@ -112,8 +112,7 @@ def head_redundancy(
     require_number("tolerance", tolerance, 0.0)
     ablation = Ablation() if ablation is None else ablation
     if groups is None:
-        mask = None if attention_mask is None else attention_mask.expand_as(as_batch(batch).tokens)
-        groups = label_groups(label_heads(model, batch, attention_mask=mask, seed=seed))
+        groups = label_groups(label_heads(model, batch, attention_mask=attention_mask, seed=seed))
     named = checked_groups(model, groups)
     pool = model.config.heads()
     beside = {

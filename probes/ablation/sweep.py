@@ -16,11 +16,10 @@ from jaxtyping import Float64
 
 from lab.checks import require_choice, require_number, require_whole
 from lab.gates import Donors, HeadGates, Reference, check_fill
-from lab.inputs import checked_mask
 from lab.model import HookedGPT
 from lab.naming import quoted
 from lab.runtime import Processes, sum_over
-from lab.shapes import GivenMask, Tokens
+from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.ledger import Ledger, known_by, open_ledger, tensor_digest
 from probes.ablation.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
@@ -241,8 +240,8 @@ def sweep_request(
     """Return what every chunk needs to know, checked; see `sweep_sets` for the arguments."""
     require_whole("memory", memory, 1)
     measured = get_metrics(metrics)
-    probe_input(model, batch)
-    scored = scored_batch(as_batch(batch), attention_mask)
+    real = probe_input(model, batch, attention_mask=attention_mask).real
+    scored = scored_batch(as_batch(batch), real)
     require_answers(scored, model.config.vocab_out)
     n_pos = scored.tokens.shape[1]
     if n_pos > model.config.n_ctx:  # a pass up to the last scored row might have room
@@ -252,9 +251,6 @@ def sweep_request(
     require_positions(ablation.positions, n_pos)
     if ablation.filled_from is not None:
         check_fill(ablation.filled_from.z, model.config, n_pos)
-    real = None
-    if attention_mask is not None:
-        real = checked_mask(attention_mask, len(scored), n_pos, scored.tokens.device)
     return Request(
         model=model,
         batch=scored,
@@ -311,12 +307,10 @@ def manifest_of(request: Request, ablation: Ablation) -> dict[str, Any]:
     }
 
 
-def scored_batch(batch: Batch, attention_mask: GivenMask | None) -> Batch:
-    """Return the batch without rows at padding, or whose next token is."""
-    if attention_mask is None:
+def scored_batch(batch: Batch, real: PositionMask | None) -> Batch:
+    """Return the batch without rows at padding, or whose next token is padding."""
+    if real is None:
         return batch
-    n_sequences, n_pos = batch.tokens.shape
-    real = checked_mask(attention_mask, n_sequences, n_pos, batch.tokens.device)
     followed = real & real.roll(-1, dims=1)
     return Batch(batch.tokens, batch.loss_mask & followed, batch.sources)
 

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from lab.naming import head_label, quoted, unknown_name
 from lab.row_kernels import SCORES_AT_ONCE
-from lab.shapes import Tokens
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
-    Mask,
     ReadableModel,
     head_ids,
     observe_layers,
@@ -44,7 +43,7 @@ def head_distances(
     batch_or_tokens: Batch | Tokens,
     heads: Collection[tuple[int, int]] | None = None,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
 ) -> pd.DataFrame:
     """Measure how differently heads attend: one row per pair of heads, each pair once.
 

@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.shapes import Tokens
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
-    Mask,
     ReadableModel,
     head_ids,
     measured_layers,
@@ -40,7 +39,10 @@ RowSums = Float64[Tensor, "sums head query_pos"]
 
 
 def entropy_profile(
-    model: ReadableModel, batch_or_tokens: Batch | Tokens, *, attention_mask: Mask | None = None
+    model: ReadableModel,
+    batch_or_tokens: Batch | Tokens,
+    *,
+    attention_mask: GivenMask | None = None,
 ) -> pd.DataFrame:
     """Measure the entropy of every row: one row per layer, head and query position.
 

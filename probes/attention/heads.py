@@ -14,13 +14,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.shapes import PositionMask, Tokens
+from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput, Targets
 from probes.intervals import bootstrap_interval
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
-    Mask,
     ReadableModel,
     head_ids,
     observe_layers,
@@ -61,7 +60,7 @@ def score_heads(
     probes: Iterable[str] | None = None,
     *,
     special_ids: tuple[int, ...] | None = None,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     control: Tokens | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -113,7 +112,7 @@ def head_masses(
     probes: Iterable[str] | None = None,
     *,
     special_ids: tuple[int, ...] | None = None,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     control: Tokens | None = None,
 ) -> list[HeadMasses]:
     """Return each probe's mass for every sequence and head, summed in float64."""

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from lab.checks import require_whole
 from lab.row_kernels import SCORES_AT_ONCE
-from lab.shapes import Tokens
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput, is_special
 from probes.intervals import bootstrap_interval
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
-    Mask,
     ReadableModel,
     head_ids,
     measured_layers,
@@ -45,7 +44,7 @@ def offset_spectrum(
     max_offset: int | None = None,
     *,
     special_ids: tuple[int, ...] | None = None,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Measure R(d), the attention at each distance: one row per layer, head and offset.

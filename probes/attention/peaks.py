@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lab.shapes import RowValue, Tokens
+from lab.shapes import GivenMask, RowValue, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput, Targets
 from probes.intervals import bootstrap_interval
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
-    Mask,
     ReadableModel,
     head_ids,
     measured_layers,
@@ -60,7 +59,7 @@ def head_peaks(
     probes: Iterable[str] | None = None,
     *,
     special_ids: tuple[int, ...] | None = None,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Compare each row's favourite key with each probe's targets: one row a layer, head, probe.

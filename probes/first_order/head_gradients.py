@@ -17,7 +17,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lab.gates import GateTensors
-from lab.inputs import checked_mask
 from lab.model import HookedGPT
 from lab.shapes import GivenMask, PositionMask, Resid, Tokens
 from lab.tasks.base import Batch
@@ -98,15 +97,11 @@ def gate_gradients(
     """
     require_gates(model)
     measured = differentiable_metric(metric)
-    probe_input(model, batch)
+    real = probe_input(model, batch, attention_mask=attention_mask).real
     require_differentiable(model)
-    scored = scored_batch(as_batch(batch), attention_mask)
+    scored = scored_batch(as_batch(batch), real)
     require_answers(scored, model.config.vocab_out)
     require_positions(positions, scored.tokens.shape[1])
-    real = None
-    if attention_mask is not None:
-        n_sequences, n_pos = scored.tokens.shape
-        real = checked_mask(attention_mask, n_sequences, n_pos)
     heads = model.config.heads()
     layers, ids = torch.tensor(heads, dtype=torch.long).reshape(-1, 2).T
     device, others = model_device(model), model.config.n_layers - 1 or math.nan

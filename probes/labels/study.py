@@ -13,7 +13,7 @@ from jaxtyping import Float64
 
 from lab.checks import require
 from lab.naming import head_label
-from lab.shapes import Tokens
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.distances import distance_rows, distance_totals
 from probes.attention.targets import ProbeInput
@@ -34,7 +34,7 @@ from probes.labels.rules import (
 from probes.labels.significance import FlipTest, flip_test
 from probes.labels.source_stripes import STRIPES
 from probes.reading.inputs import PairedInput, can_repeat, content_control, repeated_pair
-from probes.reading.reads import Mask, ReadableModel, probe_input, provenance
+from probes.reading.reads import ReadableModel, probe_input, provenance
 from probes.schemas.labels import EVIDENCE, LABELS
 from probes.tables import rows_table
 from probes.writing.copying import eigenvalue_scores, model_ends
@@ -62,7 +62,7 @@ def label_heads(
     model: ReadableModel,
     batch_or_tokens: Batch | Tokens | None = None,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     special_ids: tuple[int, ...] | None = None,
     sequences: int = 64,
     block: int | None = None,
@@ -119,7 +119,7 @@ def label_study(
     model: ReadableModel,
     batch_or_tokens: Batch | Tokens | None = None,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     special_ids: tuple[int, ...] | None = None,
     sequences: int = 64,
     block: int | None = None,

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from lab.checks import is_whole, require_whole
 from lab.config import ModelConfig
 from lab.families.token_text import token_vocab
+from lab.inputs import checked_mask
 from lab.naming import quoted
 from lab.reads import Observer
 from lab.runtime import versions
-from lab.shapes import PositionMask, Tokens
+from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.taps import listened
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SEP_ID, Vocab
@@ -36,9 +36,6 @@ from probes.tables import digest
 
 SPECIAL_IDS = (BOS_ID, SEP_ID)
 """Ids of BOS and SEP in the vocabularies of `lab.tasks`."""
-
-Mask = PositionMask | Int[Tensor, "batch pos"]
-"""True (or 1) at real tokens, False at padding."""
 
 TOKENS_AT_ONCE = 16_384
 """Tokens in one forward pass of a probe, unless one sequence is longer."""
@@ -107,7 +104,7 @@ def probe_input(
     model: ReadableModel,
     batch_or_tokens: Batch | Tokens,
     special_ids: tuple[int, ...] | None = None,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
 ) -> ProbeInput:
     """Return what a probe may know of a task's batch, or of plain tokens.
 
@@ -218,21 +215,9 @@ def require_ids(special_ids: Any, d_vocab: int | None) -> tuple[int, ...]:
     return tuple(special_ids)
 
 
-def real_tokens(mask: Mask, tokens: Tokens) -> PositionMask:
-    """Return an attention mask as True and False, on the device of the tokens."""
-    if not isinstance(mask, Tensor):
-        raise ValueError(
-            f"attention_mask must be a tensor of ones and zeros [batch, pos], got {quoted(mask)}"
-        )
-    if mask.shape != tokens.shape:
-        raise ValueError(
-            f"attention_mask must have the shape {list(tokens.shape)} of the tokens, "
-            f"got {list(mask.shape)}"
-        )
-    real = mask.to(tokens.device).bool()
-    if not bool((mask.to(tokens.device) == real).all()):
-        wrong = mask[mask != mask.bool()][0].item()
-        raise ValueError(f"attention_mask must hold ones and zeros only, got {wrong:g}")
+def real_tokens(mask: GivenMask, tokens: Tokens) -> PositionMask:
+    """Return an attention_mask as True and False, once every sequence has a token to read."""
+    real = checked_mask(mask, *tokens.shape, device=tokens.device)
     if not bool(real.any(dim=1).all()):
         raise ValueError(
             "attention_mask must have a real token in every sequence, got a sequence of padding; "

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pandas as pd
 from torch import Tensor
 
-from lab.shapes import Tokens
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.entropy import entropy_table, row_sums
 from probes.attention.heads import score_heads
@@ -18,7 +18,7 @@ from probes.attention.targets import ProbeInput
 from probes.labels.study import label_study
 from probes.reading.inputs import repeated_pair
 from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import Mask, ReadableModel, measured_layers, probe_input
+from probes.reading.reads import ReadableModel, measured_layers, probe_input
 from probes.writing.copying import copying_scores
 from probes.writing.values import ValueSums, value_measure, values_table
 
@@ -30,7 +30,7 @@ def label_tables(
     model: ReadableModel,
     sequences: Sequences,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     n_sequences: int = 64,
     seed: int = 0,
 ) -> dict[str, pd.DataFrame]:
@@ -57,7 +57,7 @@ def score_table(
     sequences: Sequences,
     probes: Iterable[str] | None = None,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     n_sequences: int = 64,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -81,7 +81,7 @@ def more_tables(
     model: ReadableModel,
     sequences: Sequences,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
     n_sequences: int = 64,
     seed: int = 0,
 ) -> dict[str, pd.DataFrame]:

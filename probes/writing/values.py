@@ -17,13 +17,12 @@ from torch import Tensor
 
 from lab.attention import share_keys
 from lab.reads import take_positions
-from lab.shapes import Tokens
+from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
 from probes.labels.rules import CUTS
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
-    Mask,
     ReadableModel,
     head_ids,
     measured_layers,
@@ -58,7 +57,7 @@ def head_values(
     model: ReadableModel,
     batch_or_tokens: Batch | Tokens,
     *,
-    attention_mask: Mask | None = None,
+    attention_mask: GivenMask | None = None,
 ) -> pd.DataFrame:
     """Measure how much each head writes: one row per layer and head.
 

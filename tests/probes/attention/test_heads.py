@@ -322,7 +322,7 @@ def test_even_head_of_a_bidirectional_model_is_at_chance(build_model, repeating_
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (torch.ones(1, 3), r"attention_mask must have the shape \[1, 4\] of the tokens, got"),
+        (torch.ones(1, 3), r"attention_mask must be of shape \(1, 4\), got \(1, 3\); give"),
         (torch.zeros(1, 4), r"a real token in every sequence, got a sequence of padding"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 
@@ -56,18 +57,35 @@ def test_weights_that_are_no_numbers_are_refused(
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ([1, 2], r"must be a tensor of ones and zeros \[batch, pos\], got \[1, 2\]"),
-        ("abc", "must be a tensor of ones and zeros"),
-        (torch.full((5, 14), 2.0), "must hold ones and zeros only, got 2"),
-        (torch.full((5, 14), math.nan), "must hold ones and zeros only, got nan"),
-        (torch.full((5, 14), -1), "must hold ones and zeros only, got -1"),
+        ([1, 2], r"a tensor of booleans or of 0 and 1 in whole numbers, got \[1, 2\]"),
+        ("abc", "a tensor of booleans or of 0 and 1 in whole numbers, got 'abc'"),
+        (torch.ones(5, 14), r"in whole numbers, got float32 of shape \[5, 14\]"),
+        (torch.full((5, 14), 2), "1 at real tokens and 0 at padding, got 2 to 2"),
+        (torch.full((5, 14), -1), "1 at real tokens and 0 at padding, got -1 to -1"),
+        (torch.ones(2, 14).bool(), r"of shape \(5, 14\), got \(2, 14\); give the tokens of"),
+        (torch.zeros(1, 14).bool(), "a real token in every sequence, got a sequence of padding"),
     ],
-    ids=["list", "text", "two", "nan", "minus one"],
+    ids=["list", "text", "float", "two", "minus one", "rows", "padding"],
 )
-def test_masks_are_ones_and_zeros(small_model, repeating_batch, mask, message):
+@pytest.mark.parametrize("measure", ["score_heads", "ablation_sweep", "head_importance"])
+def test_masks_have_one_rule(small_model, repeating_batch, measure, mask, message):
     assert repeating_batch.tokens.shape == (5, 14)
-    with pytest.raises(ValueError, match=f"attention_mask {message}"):
-        score_heads(small_model, repeating_batch, attention_mask=mask)
+    with pytest.raises(ValueError, match=f"^attention_mask must .*{message}"):
+        MEASURES[measure](small_model, repeating_batch, attention_mask=mask)
+
+
+MASKED = ("score_heads", "offset_spectrum", "head_values", "head_distances", "entropy_profile")
+
+
+@pytest.mark.parametrize("measure", [*MASKED, "label_heads", "ablation_sweep", "head_importance"])
+def test_one_row_of_a_mask_is_for_all_sequences(small_model, repeating_batch, measure):
+    row = torch.ones(1, 14, dtype=torch.int64)
+    row[0, :3] = 0
+    found, wanted = (
+        MEASURES[measure](small_model, repeating_batch, attention_mask=mask)
+        for mask in (row, row.bool().expand(5, -1))
+    )
+    pd.testing.assert_frame_equal(found, wanted)
 
 
 @pytest.mark.usefixtures("as_a_user")
