@@ -88,7 +88,7 @@ def test_fields_and_methods_that_the_page_names_exist() -> None:
 
 
 def test_the_page_tells_of_every_kind_of_refusal() -> None:
-    refused = PAGE.split("## What is refused")[1]
+    refused = PAGE.split("## Rejected checkpoints")[1]
     for field in ("use_attn_scale", "final_rms", "use_local_attn", "load_in_4bit", "clip_qkv"):
         assert field in REFUSED
         assert field in refused
