@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from probes.schemas.columns import HEAD, LAYER, Column, Schema
+from probes.schemas import columns as c
+from probes.schemas.columns import Schema
 from probes.tables import make_table
 
 CLASSES = (
@@ -40,93 +41,71 @@ PARTS_WITHIN = 0.02
 APART = ("mixture", "lopsided")
 """Variants that are built of two kinds."""
 
-LABELER = Column(name="labeler", kind="text", meaning="who gave the label")
-N_HEADS = Column(name="n_heads", kind="whole", meaning="heads that were counted")
-TRUTH = Column(name="truth", kind="text", meaning="what the head is")
-LABEL = Column(name="label", kind="text", meaning="what it was called")
+LABELER = c.text("labeler", "who gave the label")
+N_HEADS = c.whole("n_heads", "heads that were counted")
+TRUTH = c.text("truth", "what the head is")
+LABEL = c.text("label", "what it was called")
 
-GRADED_HEADS = Schema(
-    name="graded_heads",
-    version=1,
-    columns=(
-        Column(name="seed", kind="whole", meaning="seed of the model; -1: random weights"),
-        Column(name="number", kind="whole", meaning="which model of the seed"),
-        LAYER,
-        HEAD,
-        TRUTH,
-        Column(name="variant", kind="text", meaning="what the head is an example of"),
-        Column(name="beta", kind="number", meaning="its gain"),
-        Column(name="silent", kind="flag", meaning="it writes nothing"),
-        Column(name="redundant_with", kind="text", meaning="heads of its layer that look alike"),
-        Column(name="parts", kind="text", meaning="what a mixed head is made of"),
-        Column(name="model", kind="text", meaning="norm, positions, key heads, basis"),
-        LABELER,
-        LABEL,
-        Column(name="said_silent", kind="flag", meaning="the labeler flags it as silent"),
-        Column(name="said_redundant_with", kind="text", meaning="heads it flags as alike"),
-        Column(name="said_mixture", kind="text", meaning="the parts that it reports"),
-        *(
-            Column(name=name, kind="number", meaning=f"the labeler's number for {name}")
-            for name in SCORED
-        ),
-    ),
+GRADED_HEADS = c.schema(
+    "graded_heads",
+    c.whole("seed", "seed of the model; -1: random weights"),
+    c.whole("number", "which model of the seed"),
+    *c.EACH_HEAD,
+    TRUTH,
+    c.text("variant", "what the head is an example of"),
+    c.number("beta", "its gain"),
+    c.flag("silent", "it writes nothing"),
+    c.text("redundant_with", "heads of its layer that look alike"),
+    c.text("parts", "what a mixed head is made of"),
+    c.text("model", "norm, positions, key heads, basis"),
+    LABELER,
+    LABEL,
+    c.flag("said_silent", "the labeler flags it as silent"),
+    c.text("said_redundant_with", "heads it flags as alike"),
+    c.text("said_mixture", "the parts that it reports"),
+    *(c.number(name, f"the labeler's number for {name}") for name in SCORED),
 )
-CLASS_GRADES = Schema(
-    name="class_grades",
-    version=1,
-    columns=(
-        LABELER,
-        Column(name="class", kind="text", meaning="class, or macro: the mean over classes"),
-        N_HEADS,
-        Column(name="precision", kind="number", meaning="heads so called that are so"),
-        Column(name="recall", kind="number", meaning="heads that are so and so called"),
-        Column(name="f1", kind="number", meaning="harmonic mean of the two"),
-        Column(name="pr_auc", kind="number", meaning="average precision of the number behind it"),
-    ),
+CLASS_GRADES = c.schema(
+    "class_grades",
+    LABELER,
+    c.text("class", "class, or macro: the mean over classes"),
+    N_HEADS,
+    c.number("precision", "heads so called that are so"),
+    c.number("recall", "heads that are so and so called"),
+    c.number("f1", "harmonic mean of the two"),
+    c.number("pr_auc", "average precision of the number behind it"),
 )
-CONFUSION = Schema(name="confusion", version=1, columns=(LABELER, TRUTH, LABEL, N_HEADS))
-GAIN_RECALL = Schema(
-    name="gain_recall",
-    version=1,
-    columns=(
-        LABELER,
-        TRUTH,
-        Column(name="beta", kind="number", meaning="gain of the heads"),
-        N_HEADS,
-        Column(name="recall", kind="number", meaning="share that is called by its name"),
-        Column(name="wrong", kind="number", meaning="share that is called by another name"),
-    ),
+CONFUSION = c.schema("confusion", LABELER, TRUTH, LABEL, N_HEADS)
+GAIN_RECALL = c.schema(
+    "gain_recall",
+    LABELER,
+    TRUTH,
+    c.number("beta", "gain of the heads"),
+    N_HEADS,
+    c.number("recall", "share that is called by its name"),
+    c.number("wrong", "share that is called by another name"),
 )
-VARIANT_GRADES = Schema(
-    name="variant_grades",
-    version=1,
-    columns=(
-        LABELER,
-        Column(name="variant", kind="text", meaning="of a head, or what its model is made of"),
-        N_HEADS,
-        Column(name="right", kind="number", meaning="share that is called by its name"),
-    ),
+VARIANT_GRADES = c.schema(
+    "variant_grades",
+    LABELER,
+    c.text("variant", "of a head, or what its model is made of"),
+    N_HEADS,
+    c.number("right", "share that is called by its name"),
 )
-FLAGS = Schema(
-    name="flags",
-    version=1,
-    columns=(
-        Column(name="flag", kind="text", meaning="what is said beside, or instead of, a label"),
-        N_HEADS,
-        Column(name="precision", kind="number", meaning="heads said to be so that are so"),
-        Column(name="recall", kind="number", meaning="heads that are so and are said to be"),
-        Column(name="meaning", kind="text", meaning="what was counted"),
-    ),
+FLAGS = c.schema(
+    "flags",
+    c.text("flag", "what is said beside, or instead of, a label"),
+    N_HEADS,
+    c.number("precision", "heads said to be so that are so"),
+    c.number("recall", "heads that are so and are said to be"),
+    c.text("meaning", "what was counted"),
 )
-FALSE_POSITIVES = Schema(
-    name="false_positives",
-    version=1,
-    columns=(
-        LABELER,
-        N_HEADS,
-        Column(name="n_labelled", kind="whole", meaning="called other than none, broad, uniform"),
-        Column(name="rate", kind="number", meaning="their share"),
-    ),
+FALSE_POSITIVES = c.schema(
+    "false_positives",
+    LABELER,
+    N_HEADS,
+    c.whole("n_labelled", "called other than none, broad, uniform"),
+    c.number("rate", "their share"),
 )
 
 

@@ -1,113 +1,78 @@
 """What would break without a head, by one gradient: the tables of estimates, and of their worth."""
 
-from probes.schemas.columns import CI_HIGH, CI_LOW, HEAD, LAYER, N_SEQUENCES, UNIT, Column, Schema
+from probes.schemas import columns as c
 
-IMPORTANCE = Schema(
-    name="importance",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="reduce", kind="text", meaning="absolute value of each example, token or all"),
-        Column(name="normalise", kind="text", meaning="by nothing, its layer or its parameters"),
-        Column(name="importance", kind="number", meaning="|d metric / d gate|, added up by reduce"),
-        CI_LOW,
-        CI_HIGH,
-        Column(name="gradient", kind="number", meaning="d metric / d gate, with its sign"),
-        Column(name="gradient_ci_low", kind="number", meaning="lower end of its interval"),
-        Column(name="gradient_ci_high", kind="number", meaning="upper end of its interval"),
-        N_SEQUENCES,
-        UNIT,
-    ),
+IMPORTANCE = c.schema(
+    "importance",
+    *c.EACH_HEAD,
+    c.METRIC,
+    c.text("reduce", "absolute value of each example, token or all"),
+    c.text("normalise", "by nothing, its layer or its parameters"),
+    c.number("importance", "|d metric / d gate|, added up by reduce"),
+    *c.INTERVAL,
+    c.number("gradient", "d metric / d gate, with its sign"),
+    *c.ends("its interval", "gradient_"),
+    *c.COUNT_AND_UNIT,
 )
 
-ESTIMATES = Schema(
-    name="estimates",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="node", kind="text", meaning="what is exchanged: z, or q, k or v of the head"),
-        Column(name="mode", kind="text", meaning="by what: zero, mean, resample, or an example"),
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="estimate", kind="number", meaning="first order of ablated - baseline"),
-        CI_LOW,
-        CI_HIGH,
-        Column(
-            name="grad_drop",
-            kind="number",
-            meaning="its size where no gradient passes one layer, mean over layers; NaN: not asked",
-        ),
-        N_SEQUENCES,
-        UNIT,
+ESTIMATES = c.schema(
+    "estimates",
+    *c.EACH_HEAD,
+    c.text("node", "what is exchanged: z, or q, k or v of the head"),
+    c.text("mode", "by what: zero, mean, resample, or an example"),
+    c.METRIC,
+    c.number("estimate", "first order of ablated - baseline"),
+    *c.INTERVAL,
+    c.number(
+        "grad_drop", "its size where no gradient passes one layer, mean over layers; NaN: not asked"
     ),
+    *c.COUNT_AND_UNIT,
 )
 
-FIRST_ORDER = Schema(
-    name="first_order",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
-        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
-        Column(name="ablated", kind="number", meaning="the metric without the head"),
-        Column(name="delta", kind="number", meaning="ablated - baseline, exact"),
-        CI_LOW,
-        CI_HIGH,
-        Column(name="estimate", kind="number", meaning="of delta, by attribution patching"),
-        Column(name="estimate_ci_low", kind="number", meaning="lower end of its interval"),
-        Column(name="estimate_ci_high", kind="number", meaning="upper end of its interval"),
-        Column(name="grad_drop", kind="number", meaning="GradDrop; NaN: not asked for"),
-        Column(name="importance", kind="number", meaning="|d metric / d gate| by example"),
-        Column(name="importance_token", kind="number", meaning="the same by token"),
-        Column(name="importance_batch", kind="number", meaning="the same of the whole batch"),
-        N_SEQUENCES,
-        UNIT,
-    ),
+FIRST_ORDER = c.schema(
+    "first_order",
+    *c.EACH_HEAD,
+    *c.METRIC_AND_MODE,
+    c.BASELINE,
+    c.number("ablated", "the metric without the head"),
+    c.number("delta", "ablated - baseline, exact"),
+    *c.INTERVAL,
+    c.number("estimate", "of delta, by attribution patching"),
+    *c.ends("its interval", "estimate_"),
+    c.number("grad_drop", "GradDrop; NaN: not asked for"),
+    c.number("importance", "|d metric / d gate| by example"),
+    c.number("importance_token", "the same by token"),
+    c.number("importance_batch", "the same of the whole batch"),
+    *c.COUNT_AND_UNIT,
 )
 
-AGREEMENT = Schema(
-    name="agreement",
-    version=1,
-    columns=(
-        Column(name="estimator", kind="text", meaning="what ranks the heads"),
-        Column(name="compared_with", kind="text", meaning="the exact delta, or its size"),
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
-        Column(name="spearman", kind="number", meaning="rank correlation over heads"),
-        CI_LOW,
-        CI_HIGH,
-        Column(name="top", kind="whole", meaning="heads of the largest size that are compared"),
-        Column(name="shared", kind="whole", meaning="heads that are among the top of both"),
-        Column(name="shared_chance", kind="number", meaning="of two random picks: top^2 / heads"),
-        Column(name="n_heads", kind="whole", meaning="heads that are ranked"),
-        N_SEQUENCES,
-        UNIT,
-    ),
+AGREEMENT = c.schema(
+    "agreement",
+    c.text("estimator", "what ranks the heads"),
+    c.text("compared_with", "the exact delta, or its size"),
+    *c.METRIC_AND_MODE,
+    c.number("spearman", "rank correlation over heads"),
+    *c.INTERVAL,
+    c.whole("top", "heads of the largest size that are compared"),
+    c.whole("shared", "heads that are among the top of both"),
+    c.number("shared_chance", "of two random picks: top^2 / heads"),
+    c.whole("n_heads", "heads that are ranked"),
+    *c.COUNT_AND_UNIT,
 )
 
-SELF_REPAIR = Schema(
-    name="self_repair",
-    version=1,
-    columns=(
-        LAYER,
-        Column(name="head", kind="whole or none", meaning="head; none: several together"),
-        Column(name="heads", kind="text", meaning="all heads that go"),
-        Column(name="metric", kind="text", meaning="name of what is measured"),
-        Column(name="mode", kind="text", meaning="what fills the gap: zero, mean or resample"),
-        Column(name="norm", kind="text", meaning="the last norm's scale: free, or frozen"),
-        Column(name="baseline", kind="number", meaning="the metric of the whole model"),
-        Column(name="direct", kind="number", meaning="how much worse by the head's writing alone"),
-        Column(name="total", kind="number", meaning="how much worse once all has reacted"),
-        Column(name="repair", kind="number", meaning="direct - total: what others make up for"),
-        Column(name="ci_low", kind="number", meaning="lower end of the interval of repair"),
-        Column(name="ci_high", kind="number", meaning="upper end of the interval of repair"),
-        N_SEQUENCES,
-        UNIT,
-    ),
+SELF_REPAIR = c.schema(
+    "self_repair",
+    c.LAYER,
+    c.whole_or_none("head", "head; none: several together"),
+    c.text("heads", "all heads that go"),
+    *c.METRIC_AND_MODE,
+    c.text("norm", "the last norm's scale: free, or frozen"),
+    c.BASELINE,
+    c.number("direct", "how much worse by the head's writing alone"),
+    c.number("total", "how much worse once all has reacted"),
+    c.number("repair", "direct - total: what others make up for"),
+    *c.ends("the interval of repair"),
+    *c.COUNT_AND_UNIT,
 )
 
 FIRST_ORDER_SCHEMAS = (IMPORTANCE, ESTIMATES, FIRST_ORDER, AGREEMENT, SELF_REPAIR)

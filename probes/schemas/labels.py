@@ -1,125 +1,83 @@
 """What a head is called, on which evidence, and what it is in truth where it was planted."""
 
-from probes.schemas.columns import HEAD, LAYER, N_SEQUENCES, UNIT, Column, Schema
+from probes.schemas import columns as c
 
-LABELS = Schema(
-    name="labels",
+EFFECT = (
+    c.number("control", "the same cells where the content is another"),
+    c.number("effect", "what meets the cut: score, less its control"),
+    *c.ends("the effect's 95 % interval"),
+    *c.CHANCE_AND_KAPPA,
+)
+
+TEST = (
+    c.number("p_value", "sign flips over sequences, two-sided"),
+    c.number("q_value", "Benjamini-Hochberg over all heads and tests"),
+    c.number("p_max_t", "Westfall-Young over all heads and tests"),
+)
+
+LABELS = c.schema(
+    "labels",
+    *c.EACH_HEAD,
+    c.text("label", "what the head does: a class, or none"),
+    c.text("strength", "strong or weak; empty where label is no class"),
+    c.text("probe", "class of the numbers: the label, or the nearest"),
+    c.number("score", "attention mass on that class's targets"),
+    *EFFECT,
+    c.text("tested", "content class of the three values that follow"),
+    *TEST,
+    c.text("runner_up", "class that comes next"),
+    c.number("runner_up_score", "its effect; of first, on probe's rows"),
+    c.text("mixture", "classes that share the head, with their mass"),
+    c.number("sink_mass", "probability of key 0, mean over rows"),
+    c.number("sink_value_share", "what key 0 adds to the output norm"),
+    c.number("entropy_normalised", "entropy / ln(keys seen)"),
+    c.number("sink_free_normalised", "the same with key 0 hidden"),
+    c.flag("silent", "writes less than 1 % of its layer's median"),
+    c.text("redundant_with", "heads of one label that look alike"),
+    c.number("eigenvalue", "OV eigenvalue score, -1 .. 1"),
+    c.number("argmax_share", "rows that look most at the targets"),
+    c.number("ladder_before", "D(-1): what preceded the earlier copy"),
+    c.number("ladder_same", "D(0): the earlier copy"),
+    c.number("ladder_after", "D(+1): what followed the earlier copy"),
+    c.number("stripe_early", "source of the answer one row early"),
+    c.number("stripe", "source of the answer; NaN: no task"),
+    c.number("stripe_plus_1", "source of the answer one row late"),
+    c.number("stripe_plus_2", "source of the answer two rows late"),
+    c.number("half_1", "effect over the first half of the sequences"),
+    c.number("half_2", "effect over the second half"),
+    c.N_SEQUENCES,
+    c.whole("n_rows", "rows scored, over all sequences"),
+    c.text("rows", "which rows of which sequences were scored"),
+    c.text("reason", "why this label, in a sentence"),
+    c.UNIT,
     version=2,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="label", kind="text", meaning="what the head does: a class, or none"),
-        Column(
-            name="strength", kind="text", meaning="strong or weak; empty where label is no class"
-        ),
-        Column(
-            name="probe", kind="text", meaning="class of the numbers: the label, or the nearest"
-        ),
-        Column(name="score", kind="number", meaning="attention mass on that class's targets"),
-        Column(
-            name="control", kind="number", meaning="the same cells where the content is another"
-        ),
-        Column(name="effect", kind="number", meaning="what meets the cut: score, less its control"),
-        Column(name="ci_low", kind="number", meaning="lower end of the effect's 95 % interval"),
-        Column(name="ci_high", kind="number", meaning="upper end of the effect's 95 % interval"),
-        Column(name="chance", kind="number", meaning="score of a head that spreads evenly"),
-        Column(name="kappa", kind="number", meaning="(score - chance) / (1 - chance)"),
-        Column(name="tested", kind="text", meaning="content class of the three values that follow"),
-        Column(name="p_value", kind="number", meaning="sign flips over sequences, two-sided"),
-        Column(
-            name="q_value", kind="number", meaning="Benjamini-Hochberg over all heads and tests"
-        ),
-        Column(name="p_max_t", kind="number", meaning="Westfall-Young over all heads and tests"),
-        Column(name="runner_up", kind="text", meaning="class that comes next"),
-        Column(
-            name="runner_up_score", kind="number", meaning="its effect; of first, on probe's rows"
-        ),
-        Column(name="mixture", kind="text", meaning="classes that share the head, with their mass"),
-        Column(name="sink_mass", kind="number", meaning="probability of key 0, mean over rows"),
-        Column(
-            name="sink_value_share", kind="number", meaning="what key 0 adds to the output norm"
-        ),
-        Column(name="entropy_normalised", kind="number", meaning="entropy / ln(keys seen)"),
-        Column(name="sink_free_normalised", kind="number", meaning="the same with key 0 hidden"),
-        Column(name="silent", kind="flag", meaning="writes less than 1 % of its layer's median"),
-        Column(name="redundant_with", kind="text", meaning="heads of one label that look alike"),
-        Column(name="eigenvalue", kind="number", meaning="OV eigenvalue score, -1 .. 1"),
-        Column(name="argmax_share", kind="number", meaning="rows that look most at the targets"),
-        Column(
-            name="ladder_before", kind="number", meaning="D(-1): what preceded the earlier copy"
-        ),
-        Column(name="ladder_same", kind="number", meaning="D(0): the earlier copy"),
-        Column(name="ladder_after", kind="number", meaning="D(+1): what followed the earlier copy"),
-        Column(name="stripe_early", kind="number", meaning="source of the answer one row early"),
-        Column(name="stripe", kind="number", meaning="source of the answer; NaN: no task"),
-        Column(name="stripe_plus_1", kind="number", meaning="source of the answer one row late"),
-        Column(name="stripe_plus_2", kind="number", meaning="source of the answer two rows late"),
-        Column(name="half_1", kind="number", meaning="effect over the first half of the sequences"),
-        Column(name="half_2", kind="number", meaning="effect over the second half"),
-        N_SEQUENCES,
-        Column(name="n_rows", kind="whole", meaning="rows scored, over all sequences"),
-        Column(name="rows", kind="text", meaning="which rows of which sequences were scored"),
-        Column(name="reason", kind="text", meaning="why this label, in a sentence"),
-        UNIT,
-    ),
 )
 
-EVIDENCE = Schema(
-    name="evidence",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="probe", kind="text", meaning="class that is asked about"),
-        Column(name="score", kind="number", meaning="attention mass on the class's targets"),
-        Column(
-            name="control", kind="number", meaning="the same cells where the content is another"
-        ),
-        Column(name="effect", kind="number", meaning="what meets the cut: score, less its control"),
-        Column(name="ci_low", kind="number", meaning="lower end of the effect's 95 % interval"),
-        Column(name="ci_high", kind="number", meaning="upper end of the effect's 95 % interval"),
-        Column(name="chance", kind="number", meaning="score of a head that spreads evenly"),
-        Column(name="kappa", kind="number", meaning="(score - chance) / (1 - chance)"),
-        Column(name="sink_mass", kind="number", meaning="probability of key 0 on the class's rows"),
-        Column(name="p_value", kind="number", meaning="sign flips over sequences, two-sided"),
-        Column(
-            name="q_value", kind="number", meaning="Benjamini-Hochberg over all heads and tests"
-        ),
-        Column(name="p_max_t", kind="number", meaning="Westfall-Young over all heads and tests"),
-        Column(
-            name="cut", kind="text", meaning="the cut that the lower end clears: strong or weak"
-        ),
-        Column(
-            name="valid", kind="flag", meaning="cut, significance and shape hold: a possible label"
-        ),
-        Column(name="why_not", kind="text", meaning="the first condition that fails"),
-        N_SEQUENCES,
-        Column(name="n_rows", kind="whole", meaning="rows scored, over all sequences"),
-        UNIT,
-    ),
+EVIDENCE = c.schema(
+    "evidence",
+    *c.EACH_HEAD,
+    c.text("probe", "class that is asked about"),
+    c.number("score", "attention mass on the class's targets"),
+    *EFFECT,
+    c.number("sink_mass", "probability of key 0 on the class's rows"),
+    *TEST,
+    c.text("cut", "the cut that the lower end clears: strong or weak"),
+    c.flag("valid", "cut, significance and shape hold: a possible label"),
+    c.text("why_not", "the first condition that fails"),
+    *c.rows_counted("rows scored, over all sequences"),
 )
 
-PLANTED = Schema(
-    name="planted",
-    version=1,
-    columns=(
-        LAYER,
-        HEAD,
-        Column(name="truth", kind="text", meaning="what the head is, and must be called"),
-        Column(name="kind", kind="text", meaning="how it is built: see probes.planted.heads"),
-        Column(name="variant", kind="text", meaning="what it is an example of"),
-        Column(name="beta", kind="number", meaning="its gain: a target scores beta, other keys 0"),
-        Column(name="distance", kind="whole", meaning="steps by which it looks aside"),
-        Column(
-            name="parts", kind="text", meaning="kinds that a mixed head is made of, with shares"
-        ),
-        Column(name="silent", kind="flag", meaning="it writes nothing"),
-        Column(name="redundant_with", kind="text", meaning="heads of its layer that look alike"),
-    ),
+PLANTED = c.schema(
+    "planted",
+    *c.EACH_HEAD,
+    c.text("truth", "what the head is, and must be called"),
+    c.text("kind", "how it is built: see probes.planted.heads"),
+    c.text("variant", "what it is an example of"),
+    c.number("beta", "its gain: a target scores beta, other keys 0"),
+    c.whole("distance", "steps by which it looks aside"),
+    c.text("parts", "kinds that a mixed head is made of, with shares"),
+    c.flag("silent", "it writes nothing"),
+    c.text("redundant_with", "heads of its layer that look alike"),
 )
 
-LABEL_SCHEMAS = (
-    LABELS,
-    EVIDENCE,
-    PLANTED,
-)
+LABEL_SCHEMAS = (LABELS, EVIDENCE, PLANTED)

@@ -17,19 +17,16 @@ from lab.shapes import Tokens
 from lab.vocab import Vocab
 from probes.attention.maps import token_labels
 from probes.reading.reads import model_device, provenance, vocab_of
-from probes.schemas.columns import Column, Schema
+from probes.schemas import columns as c
 from probes.tables import make_table
 
-NEXT_TOKEN = Schema(
-    name="next_token",
-    version=1,
-    columns=(
-        Column(name="query_pos", kind="whole", meaning="position whose next token is predicted"),
-        Column(name="token_id", kind="whole or none", meaning="next token; none: all others"),
-        Column(name="token", kind="text", meaning="name of the token; the rest: (rest)"),
-        Column(name="baseline", kind="number", meaning="probability in the whole model"),
-        Column(name="gated", kind="number", meaning="probability with the gates"),
-    ),
+NEXT_TOKEN = c.schema(
+    "next_token",
+    c.whole("query_pos", "position whose next token is predicted"),
+    c.whole_or_none("token_id", "next token; none: all others"),
+    c.text("token", "name of the token; the rest: (rest)"),
+    c.number("baseline", "probability in the whole model"),
+    c.number("gated", "probability with the gates"),
 )
 
 REST = "(rest)"
