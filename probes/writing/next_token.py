@@ -16,7 +16,7 @@ from lab.model import HookedGPT
 from lab.shapes import Tokens
 from lab.vocab import Vocab
 from probes.attention.maps import token_labels
-from probes.reading.reads import model_device, provenance, vocab_of
+from probes.reading.reads import model_device, provenance, require_gates, vocab_of
 from probes.schemas import columns as c
 from probes.tables import make_table
 
@@ -58,6 +58,7 @@ def next_token_table(
     Raises:
         ValueError: Not one sequence, or k below 1.
     """
+    require_gates(model)
     require_whole("k", k, 1)
     if len(tokens) != 1:
         raise ValueError(f"tokens must be one sequence, got {len(tokens)}; pass tokens[:1]")

@@ -27,6 +27,7 @@ ASKED = {
     "head_redundancy": lambda model, own, out: probes.head_redundancy(model, TOKENS),
     "learn_gates": lambda model, own, out: probes.learn_gates(model, TOKENS, steps=1),
     "mean_reference": lambda model, own, out: probes.mean_reference(model, TOKENS),
+    "next_token_table": lambda model, own, out: probes.next_token_table(model, TOKENS),
     "pair_effects": lambda model, own, out: probes.pair_effects(model, TOKENS),
     "prune_heads": lambda model, own, out: probes.prune_heads(model, HEADS),
     "pruning_curve": lambda model, own, out: probes.pruning_curve(model, TOKENS, held_out=TOKENS),
