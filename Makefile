@@ -1,14 +1,14 @@
-# The one vocabulary of work. `make` alone says what there is.
-# From a fresh clone each target makes what it needs: Python 3.11+, git and make are enough.
+# All commands for development. `make` alone lists them.
+# In a fresh clone, each target installs what it needs; only Python 3.11+, git and make are required.
 
 BIN := .venv/bin
-# What is installed: .run is headlab itself, .dev is headlab with everything that `make check` needs.
+# Stamps of what is installed: .run is headlab itself, .dev is headlab and everything that `make check` needs.
 RUN := .venv/.run
 DEV := .venv/.dev
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
 
-# The parts of `make test` beside the fast suite, which is all the rest.
+# The parts of `make test`. The fast suite runs all other tests.
 CONTRACTS := tests/contracts tests/parity tests/lab/test_compile.py
 COMMANDS := $(wildcard tests/apps/test_cli*.py)
 HOSTILE := tests/fuzz tests/messages
@@ -19,53 +19,53 @@ BROWSER := tests/browser tests/apps/test_studio_pages.py tests/apps/test_studio_
 .NOTPARALLEL:
 .PHONY: help demo app test fast commands contracts hostile probes browser slow bench golden docs fmt lint types arch check clean
 
-help: ## Say what there is
+help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(RUN) ## Train a GPT, probe its heads, write artifacts/demo, open the app (APP=0: no app; DEVICE=cuda)
+demo: $(RUN) ## Train a GPT, probe its heads, write artifacts/demo, open the app (options: APP=0, DEVICE=cuda)
 	@$(BIN)/headlab demo $(if $(filter 0,$(APP)),--no-app) $(if $(DEVICE),--device $(DEVICE))
 
-app: $(RUN) ## Open the app on the runs that exist
+app: $(RUN) ## Open the app on the existing runs
 	@$(BIN)/headlab app
 
 ifdef ARGS
-test: $(DEV) ## Run all tests but the slow ones (ARGS="tests/lab -x" for some of them)
+test: $(DEV) ## Run all tests except the slow ones (ARGS="tests/lab -x" selects some)
 	@$(BIN)/pytest $(ARGS)
 else
 test: fast probes commands contracts hostile browser
 endif
 
-fast: $(DEV) ## Run the tests to run after every change, on two processors (of probes: make probes)
+fast: $(DEV) ## Run the fast tests, on two processors; run them after every change
 	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(COMMANDS) $(CONTRACTS) $(HOSTILE) $(PROBES) $(BROWSER))
 
 commands: $(DEV) ## Run the tests of the command line
 	@$(BIN)/pytest -n 2 -m 'not slow' $(COMMANDS)
 
-contracts: $(DEV) ## Run the tests beside TransformerLens, transformers and torch.compile
+contracts: $(DEV) ## Run the tests against TransformerLens, transformers and torch.compile
 	@$(BIN)/pytest -n 2 -m 'not slow' $(CONTRACTS)
 
-hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
+hostile: $(DEV) ## Run the tests with damaged files, full disks and random input
 	@$(BIN)/pytest -n 2 -m 'not slow' $(HOSTILE)
 
-probes: $(DEV) ## Run the tests of the probes, on heads that are known and on random ones
+probes: $(DEV) ## Run the tests of the probes, on planted and on random heads
 	@$(BIN)/pytest -n 2 -m 'not slow' $(PROBES)
 
-browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
+browser: $(DEV) ## Run the tests of the app, in Chromium and in Streamlit's AppTest
 	@$(BIN)/pytest -m 'not slow' $(BROWSER)
 
 slow: $(DEV) ## Run the slow tests
 	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
 
-bench: $(DEV) ## Measure against other libraries, side by side, and write docs/benchmarks.md
+bench: $(DEV) ## Compare with other libraries, side by side, and write docs/benchmarks.md
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.benchmarks $(ARGS)
 
-golden: $(DEV) ## Check that the shipped run still gives the numbers that it shipped with
+golden: $(DEV) ## Check that the shipped run still gives its original numbers
 	@$(BIN)/pytest tests/golden $(ARGS)
 
-docs: $(DEV) ## Write the generated pages of docs/ again
+docs: $(DEV) ## Write the generated pages of docs/
 	@$(BIN)/python -c 'from pathlib import Path; from probes.catalogue_pictures import write_page; write_page(Path("docs"))'
 
-fmt: $(DEV) ## Format the code and mend what ruff can mend
+fmt: $(DEV) ## Format the code and apply ruff's fixes
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
@@ -79,13 +79,13 @@ types: $(DEV) ## Check types
 arch: $(DEV) ## Check that imports go one way
 	@$(BIN)/lint-imports
 
-check: lint types arch test ## Everything that CI runs
+check: lint types arch test ## Run everything that CI runs
 
-clean: ## Remove the environment and the caches; run folders stay
+clean: ## Remove the environment and the caches; keep the run folders
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find lab probes apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(call install,EXTRAS): the environment with the pinned versions; pip is silent when it only brings one up to date.
+# $(call install,EXTRAS): create or update the environment with the pinned versions; pip is quiet on an update.
 define install
 @if [ ! -x $(BIN)/pip ]; then \
 	found=; for python in $(PYTHONS); do \
@@ -93,8 +93,8 @@ define install
 		then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-		echo 'Headlab needs Python 3.11 or newer with its venv module; none of these is one: $(PYTHONS)' >&2; \
-		echo 'Install one (Debian and Ubuntu: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python' >&2; \
+		echo 'Headlab needs Python 3.11 or newer with its venv module; found no such Python among: $(PYTHONS)' >&2; \
+		echo 'Install it (Debian and Ubuntu: apt-get install python3 python3-venv), or give its path: make PYTHON=/path/to/python' >&2; \
 		exit 1; \
 	fi; \
 	echo "Setting up .venv with $$($$found --version): see README.md for the size of the download"; \
