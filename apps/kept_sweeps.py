@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apps.console import is_main_process
 from apps.terminal.progress_bars import progress_bar
@@ -22,6 +22,9 @@ from lab.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import torch
+
+    from lab.runtime import Processes
+    from probes.execution import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +37,8 @@ KEPT_DAYS = 30
 @contextmanager
 def long_work(
     doing: str, *request: object, device: "torch.device | None" = None
-) -> Iterator[dict[str, Any]]:
-    """Give what a sweep is told beside its question: progress, ledger and, if shared, processes.
+) -> "Iterator[Execution]":
+    """Give the execution of a sweep: its progress, its ledger and, if shared, its processes.
 
     The ledger goes when the work is done, and stays when it is interrupted or killed.
 
@@ -49,11 +52,13 @@ def long_work(
     Raises:
         KeyboardInterrupt: Ctrl-C; its text says that the same command goes on from there.
     """
+    from probes.execution import Execution
+
     ledger = ledger_of((doing, *request)) if device or is_main_process() else None
-    shared = {} if device is None else {"processes": processes_on(device)}
+    processes = processes_on(device)
     try:
         with progress_bar(doing, "run") as show:
-            yield {"progress": show, "ledger": ledger, **shared}
+            yield Execution(progress=show, ledger=ledger, processes=processes)
     except KeyboardInterrupt:
         if ledger is not None and ledger.is_dir():
             raise KeyboardInterrupt(
@@ -118,10 +123,10 @@ def remove_unheld(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def processes_on(device: "torch.device") -> Any:
-    """Join the processes that torchrun or accelerate started; None: this one is alone."""
-    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
-        return None
-    from lab.runtime import join_processes
+def processes_on(device: "torch.device | None") -> "Processes":
+    """Join the processes that torchrun or accelerate started; without a device, join none."""
+    from lab.runtime import Processes, join_processes
 
+    if device is None or int(os.environ.get("WORLD_SIZE") or 1) < 2:
+        return Processes()
     return join_processes(device)

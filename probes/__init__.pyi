@@ -17,6 +17,7 @@ from .borrowed.attribution import logit_attribution as logit_attribution
 from .borrowed.edges import edge_attribution as edge_attribution
 from .borrowed.lens import logit_lens as logit_lens
 from .borrowed.patching import patch_activations as patch_activations
+from .execution import Execution as Execution
 from .feeders.composition import composition_scores as composition_scores
 from .feeders.scores import feeder_scores as feeder_scores
 from .film.frames import film_checkpoints as film_checkpoints

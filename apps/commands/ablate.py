@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from probes.ablation.sweep import Ablation
+    from probes.execution import Execution
 
 ABOUT = f"""
 Switch heads off and measure what breaks: each head and each layer in turn, some
@@ -130,7 +131,7 @@ def run_ablate(arguments: list[str]) -> int:
     ablation = ablation_of(subject, chosen, form.mode, value=form.value)
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
     with long_work("ablating", *asked, device=subject.model.W_E.device) as work:
-        frame = measured(form, subject, chosen, ablation, heads, **work)
+        frame = measured(form, subject, chosen, ablation, heads, work)
     facts = [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)]
     say_heading(subject.title, facts)
     say_rows(form, frame, chosen.task, subject.n_heads)
@@ -157,7 +158,7 @@ def measured(
     chosen: ScoredInput,
     ablation: "Ablation",
     heads: Sequence[tuple[int, int]],
-    **work: Any,
+    execution: "Execution",
 ) -> "pd.DataFrame":
     """Return the table that was asked for."""
     from probes.ablation.pairs import pair_effects
@@ -165,7 +166,7 @@ def measured(
     from probes.ablation.table import MOST_HEADS_WITH_LAYERS, ablation_sweep
 
     model, batch = subject.model, chosen.batch
-    work |= {"seed": form.seed}
+    work: dict[str, Any] = {"execution": execution, "seed": form.seed}
     if form.groups:
         few = subject.n_heads <= MOST_HEADS_WITH_LAYERS  # 2^9 runs a group of a large one
         return head_redundancy(

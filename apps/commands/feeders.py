@@ -121,7 +121,7 @@ def run_feeders(arguments: list[str]) -> int:
             ablation=ablation,
             frozen=form.frozen,
             seed=form.seed,
-            **work,
+            execution=work,
         )
     facts = [*chosen.facts, *ablation_facts(chosen, form.mode)]
     say_heading(subject.title, facts)

@@ -134,7 +134,7 @@ def measured(
             # What layers do to the ranks is always shown, if nothing else was asked for.
             normalise="layer" if form.normalise == "none" else form.normalise,
             seed=form.seed,
-            **work,
+            execution=work,
         )
     return {**tables, "first_order": study.heads, "agreement": study.agreement}
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lab.gates import Reference
+    from probes.execution import Execution
 
 Heads = tuple[tuple[int, int], ...]
 
@@ -157,7 +158,7 @@ def run_prune(arguments: list[str]) -> int:
     tables: dict[str, pd.DataFrame] = {}
     with long_work("pruning", *asked) as work:  # kept until all is written
         if not heads:
-            tables = orders(form, subject, chosen, reference, **work)
+            tables = orders(form, subject, chosen, reference, work)
             heads = () if form.keep is None else removed_at(tables["pruning"], form)
         by = [] if form.heads and form.mode == "zero" else [("chosen on", chosen.reference_name)]
         say_heading(subject.title, [*chosen.facts, *by])
@@ -225,7 +226,7 @@ def orders(
     subject: Subject,
     chosen: ScoredInput,
     reference: "Reference | None",
-    **work: Any,
+    execution: "Execution",
 ) -> "dict[str, pd.DataFrame]":
     """Return the curve of an order, or as much of it as --keep needs, and what it says."""
     from probes.pruning.curves import curve_steps, pruning_curve, random_band
@@ -248,7 +249,7 @@ def orders(
         mode=form.mode,
         reference=reference,
         seed=form.seed,
-        **work,
+        execution=execution,
     )
     spare = heads_to_spare(curve, "exact_match" if chosen.task else "loss")
     tables = {"pruning": curve, "removable": spare}

@@ -118,6 +118,7 @@ def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
     """
     from apps.opened_run import SEQUENCES
     from probes.ablation.redundancy import head_redundancy
+    from probes.execution import Execution
     from probes.tables import json_rows
 
     run = view.run
@@ -127,7 +128,7 @@ def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
         {"chosen": heads_of(view)},
         ablation=ablation_of(view),
         controls=0,
-        progress=progress,
+        execution=Execution(progress=progress),
     )
     return json_rows(frame)
 
@@ -139,6 +140,7 @@ def curve_key(view: View) -> tuple[Any, ...]:
 
 def measured_curve(view: View, progress: Progress) -> Curve | None:
     """Remove heads in the greedy order and in random ones, and measure every step."""
+    from probes.execution import Execution
     from probes.pruning.curves import pruning_curve, removable
     from probes.tables import json_rows
 
@@ -151,6 +153,6 @@ def measured_curve(view: View, progress: Progress) -> Curve | None:
         metrics=[METRIC],
         mode=view.mode,
         reference=reference(identity, True, view) if view.mode == "mean" else None,
-        progress=progress,
+        execution=Execution(progress=progress),
     )
     return curve_of(json_rows(frame), json_rows(removable(frame, WITHIN, METRIC)))

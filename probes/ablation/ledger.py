@@ -23,7 +23,8 @@ from lab.durable import atomic_write, hold, one_clear_error, read_json, remove_l
 from lab.manifest import MANIFEST
 from lab.model import HookedGPT
 from lab.partial_pass import can_be_entered
-from lab.runtime import Processes, on_main, versions
+from lab.runtime import on_main, versions
+from probes.execution import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -85,21 +86,23 @@ class Ledger:
 
 @contextmanager
 def open_ledger(
-    folder: Path | None, manifest: Mapping[str, Any], processes: Processes
+    execution: Execution, manifest_of: Callable[[], Mapping[str, Any]]
 ) -> Iterator[Ledger]:
     """Open a ledger, or begin one, and keep other processes' work out of it meanwhile.
 
     Args:
-        folder: Where it is; None: nothing is kept.
-        manifest: Plain data that says what the results are of.
-        processes: The first of them writes the manifest; each keeps its own parts.
+        execution: Where the ledger is, if there is one, and the processes that share it: the first
+            writes the manifest, and each keeps its own parts.
+        manifest_of: Returns plain data that says what the results depend on.
 
     Raises:
         ValueError: The ledger is another request's.
     """
+    folder, processes = execution.ledger, execution.processes
     if folder is None:
         yield Ledger(None)
         return
+    manifest = manifest_of()
 
     def begin() -> int:
         try:
@@ -172,7 +175,7 @@ def known_by(model: HookedGPT, *tokens: Tensor) -> dict[str, Any]:
         raise ValueError(
             "a model whose sweep is kept in a ledger must be a plain HookedGPT without hooks, as "
             f"a ledger knows it by its weights, got a {type(model).__name__} with hooks or parts "
-            "of another class; take them off, or pass ledger=None"
+            "of another class; take them off, or leave the ledger out"
         )
     device = model.W_E.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -7,7 +7,6 @@ single ones. What is beyond the sum is the pair's interaction. Larger sets are f
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,11 +15,11 @@ from lab.checks import require_seed
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import counted
-from lab.runtime import Processes
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
-from probes.ablation.sweep import Ablation, Progress, sweep_sets
+from probes.ablation.sweep import Ablation, sweep_sets
+from probes.execution import Execution
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import as_batch, provenance, require_gates
 from probes.schemas.cause import PAIRS
@@ -38,9 +37,7 @@ def pair_effects(
     ablation: Ablation | None = None,
     metric: str | MetricFunction = "loss",
     attention_mask: GivenMask | None = None,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
-    processes: Processes | None = None,
+    execution: Execution | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Ablate every pair of some heads: one row a pair, the largest interaction first.
@@ -56,9 +53,7 @@ def pair_effects(
         ablation: What happens to ablated heads; None: zeros take their place.
         metric: What is measured: a name out of METRICS in `probes.ablation.metrics`, or a function.
         attention_mask: True at real tokens.
-        progress: Called with (runs done, runs in all).
-        ledger: Folder that keeps what is done; see `sweep_sets`.
-        processes: The processes that share the work; None: this one does it alone.
+        execution: Memory, progress, ledger and processes of the sweep.
         seed: Seed of the bootstrap.
 
     Raises:
@@ -82,9 +77,7 @@ def pair_effects(
         ablation=ablation,
         metrics=(metric,),
         attention_mask=attention_mask,
-        progress=progress,
-        ledger=ledger,
-        processes=processes,
+        execution=execution,
     )
     totals, counts = swept.totals[:, :, 0], swept.counts[:, 0]
     changes = totals[:, 1:] - totals[:, :1]

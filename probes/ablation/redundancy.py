@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,13 +19,13 @@ from jaxtyping import Float64
 from lab.checks import require_number, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
-from lab.runtime import Processes
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.matched_sets import Head, draw_matched_sets, share_in_layers
 from probes.ablation.metrics import MetricFunction, one_metric
 from probes.ablation.shapley import MOST_EXACT, shapley_plan, subset, value_rows
-from probes.ablation.sweep import Ablation, HeadSet, Progress, Swept, sweep_sets
+from probes.ablation.sweep import Ablation, HeadSet, Swept, sweep_sets
+from probes.execution import Execution
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.labels.rules import CLASSES, LABEL_NAMES
 from probes.labels.study import label_heads
@@ -72,9 +71,7 @@ def head_redundancy(
     every_set: bool = False,
     attention_mask: GivenMask | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
-    processes: Processes | None = None,
+    execution: Execution | None = None,
 ) -> pd.DataFrame:
     """Ablate groups of heads together, alone and all but one: a row a group, then one a head.
 
@@ -98,9 +95,7 @@ def head_redundancy(
             no order can overturn, for up to 2^n runs a group.
         attention_mask: True (or 1) at real tokens; None: all are.
         seed: Seed of the controls and of the bootstrap.
-        progress: Called with (runs done, runs).
-        ledger: Folder that keeps what is done; see `sweep_sets`.
-        processes: The processes that share the sweep; None: this one does it alone.
+        execution: Memory, progress, ledger and processes of the sweep.
 
     Raises:
         ValueError: No group, an empty one, or what `sweep_sets` refuses.
@@ -127,9 +122,7 @@ def head_redundancy(
         ablation=ablation,
         metrics=[metric],
         attention_mask=attention_mask,
-        progress=progress,
-        ledger=ledger,
-        processes=processes,
+        execution=execution,
     )
     study = Study(swept=swept, tolerance=tolerance, seed=seed)
     rows = [

@@ -8,7 +8,6 @@ Shapley's value is the mean over all orders, and the values of a set sum to its 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,12 +16,12 @@ from jaxtyping import Bool, Float64
 from lab.checks import require_seed, require_whole
 from lab.gates import HeadGates
 from lab.model import HookedGPT
-from lab.runtime import Processes
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.matched_sets import Head
 from probes.ablation.metrics import MetricFunction
-from probes.ablation.sweep import Ablation, HeadSet, Progress, sweep_sets
+from probes.ablation.sweep import Ablation, HeadSet, sweep_sets
+from probes.execution import Execution
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import as_batch, provenance, require_gates
 from probes.schemas.cause import SHAPLEY
@@ -62,9 +61,7 @@ def shapley_values(
     orders: int | None = None,
     attention_mask: GivenMask | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
-    processes: Processes | None = None,
+    execution: Execution | None = None,
 ) -> pd.DataFrame:
     """Share a set's joint effect out among its heads: one row per head and metric.
 
@@ -82,9 +79,7 @@ def shapley_values(
         orders: Random orders to average over instead of all; needed for more than 9 heads.
         attention_mask: True (or 1) at real tokens; None: all are.
         seed: Seed of the orders and of the bootstrap.
-        progress: Called with (runs done, runs).
-        ledger: Folder that keeps finished runs; see `sweep_sets`.
-        processes: The processes that share the runs; None: this one does them alone.
+        execution: Memory, progress, ledger and processes of the sweep.
 
     Raises:
         ValueError: A head that the model does not have, more than 9 of them without `orders`, fewer
@@ -105,9 +100,7 @@ def shapley_values(
         ablation=ablation,
         metrics=metrics,
         attention_mask=attention_mask,
-        progress=progress,
-        ledger=ledger,
-        processes=processes,
+        execution=execution,
     )
     rows = [
         {

@@ -5,20 +5,19 @@ size, over any layers. How the runs are computed is in `probes.ablation.runs`; w
 numbers, tables and labels, is decided elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
-from lab.checks import require_choice, require_number, require_whole
+from lab.checks import require_choice, require_number
 from lab.gates import Donors, HeadGates, Reference, check_fill
 from lab.model import HookedGPT
 from lab.naming import quoted
-from lab.runtime import Processes, sum_over
+from lab.runtime import sum_over
 from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.ledger import Ledger, known_by, open_ledger, tensor_digest
@@ -31,16 +30,12 @@ from probes.ablation.runs import (
     SequenceRuns,
     planned,
 )
+from probes.execution import Execution
 from probes.intervals import bootstrap_interval
 from probes.reading.reads import as_batch, probe_input, require_gates
 from probes.tables import digest
 
 MODES = ("zero", "mean", "resample")
-Progress = Callable[[int, int], None]
-"""Called with (done, total) now and then; done == total at the end."""
-
-MEMORY = 2**30
-"""Bytes that the activations of one chunk of a sweep may take, unless one set needs more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,10 +160,7 @@ def sweep_sets(
     ablation: Ablation | None = None,
     metrics: Iterable[str | MetricFunction] = DEFAULT_METRICS,
     attention_mask: GivenMask | None = None,
-    memory: int = MEMORY,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
-    processes: Processes | None = None,
+    execution: Execution | None = None,
 ) -> Swept:
     """Ablate each set of heads and measure the model on every sequence.
 
@@ -180,13 +172,7 @@ def sweep_sets(
         ablation: What happens to the heads; None: zeros take their place.
         metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
-        memory: Bytes that activations may take at once: speed depends on it, results do not.
-        progress: Called with (runs done, runs in all) after every chunk.
-        ledger: Folder that keeps finished chunks: called again after an interruption, with the
-            same request and threads, the sweep goes on and gives the same bits. It knows a metric
-            of your own by its name only.
-        processes: The processes that share the sweep (`lab.runtime.join_processes`), all of which
-            get the whole result; None: this one does it alone.
+        execution: Memory, progress, ledger and processes of the sweep.
 
     Raises:
         ValueError: No sequence, a head that the model has not, an unknown metric, answers that the
@@ -194,7 +180,7 @@ def sweep_sets(
             ledger of another request, or one of a model with hooks.
     """
     ablation = Ablation() if ablation is None else ablation
-    processes = Processes() if processes is None else processes
+    execution = Execution() if execution is None else execution
     wanted = known_sets(model, sets, ablation)
     request = sweep_request(
         model,
@@ -203,11 +189,10 @@ def sweep_sets(
         ablation=ablation,
         metrics=metrics,
         attention_mask=attention_mask,
-        memory=memory,
+        memory=execution.memory,
     )
-    manifest = {} if ledger is None else manifest_of(request, ablation)
-    with open_ledger(ledger, manifest, processes) as kept:
-        totals = swept_totals(request, kept, processes, progress)
+    with open_ledger(execution, lambda: manifest_of(request, ablation)) as kept:
+        totals = swept_totals(request, kept, execution)
     where = {heads: i for i, heads in enumerate(request.sets)}
     return Swept(
         sets=wanted,
@@ -238,7 +223,6 @@ def sweep_request(
     memory: int,
 ) -> Request:
     """Return what every chunk needs to know, checked; see `sweep_sets` for the arguments."""
-    require_whole("memory", memory, 1)
     measured = get_metrics(metrics)
     real = probe_input(model, batch, attention_mask=attention_mask).real
     scored = scored_batch(as_batch(batch), real)
@@ -265,12 +249,11 @@ def sweep_request(
 
 
 @torch.no_grad()
-def swept_totals(
-    request: Request, ledger: Ledger, processes: Processes, progress: Progress | None
-) -> RunTotals:
+def swept_totals(request: Request, ledger: Ledger, execution: Execution) -> RunTotals:
     """Compute this process's chunks, or read them, and return all processes' totals."""
     chunks = list(enumerate(planned(request)))
-    mine = chunks[processes.index :: processes.count]
+    mine = chunks[execution.processes.index :: execution.processes.count]
+    runs_in_all = sum(len(chunk.sets) for _, chunk in mine)
     shape = (len(request.batch), len(request.sets), len(request.metrics))
     sums, done = np.zeros(shape), 0
     runs: SequenceRuns | None = None
@@ -286,9 +269,8 @@ def swept_totals(
             ledger.write(name, found)
         sums[slice(*chunk.sequences), list(chunk.sets)] += found
         done += len(chunk.sets)
-        if progress is not None:
-            progress(done, sum(len(chunk.sets) for _, chunk in mine))
-    sums = sum_over(processes, torch.from_numpy(sums)).numpy()
+        execution.tell(done, runs_in_all)
+    sums = sum_over(execution.processes, torch.from_numpy(sums)).numpy()
     sums[:, 1:] /= len(request.fills)
     return sums
 

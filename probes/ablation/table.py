@@ -5,7 +5,6 @@ The tables of ablations, and what fills the gaps that they leave; how a sweep ru
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,13 +18,13 @@ from lab.config import ModelConfig
 from lab.gates import Donors, Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import head_label
-from lab.runtime import Processes
 from lab.shapes import GivenMask, HeadVectors, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.ledger import tensor_digest
 from probes.ablation.metrics import DEFAULT_METRICS, MetricFunction
-from probes.ablation.sweep import MEMORY, Ablation, HeadSet, Progress, Swept, sweep_sets
+from probes.ablation.sweep import Ablation, HeadSet, Swept, sweep_sets
 from probes.attention.targets import ProbeInput
+from probes.execution import Execution
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
     model_device,
@@ -55,10 +54,7 @@ def ablation_sweep(
     whole_layers: bool | None = None,
     metrics: Iterable[str | MetricFunction] = DEFAULT_METRICS,
     attention_mask: GivenMask | None = None,
-    memory: int = MEMORY,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
-    processes: Processes | None = None,
+    execution: Execution | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Ablate every head, and every whole layer: one row per layer, head (or none) and metric.
@@ -82,10 +78,7 @@ def ablation_sweep(
             MOST_HEADS_WITH_LAYERS heads, where that is what shows stand-ins at little cost.
         metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
-        memory: Bytes that activations may take at once: speed, not results, depends on it.
-        progress: Called with (runs done, runs in all).
-        ledger: Folder that keeps what is done; see `sweep_sets`.
-        processes: The processes that share the sweep; None: this one does it alone.
+        execution: Memory, progress, ledger and processes of the sweep.
         seed: Seed of the bootstrap.
 
     Raises:
@@ -112,10 +105,7 @@ def ablation_sweep(
         ablation=ablation,
         metrics=metrics,
         attention_mask=attention_mask,
-        memory=memory,
-        progress=progress,
-        ledger=ledger,
-        processes=processes,
+        execution=execution,
     )
     tokens = batch.tokens if isinstance(batch, Batch) else batch
     filled_from = ablation.filled_from

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,12 @@ from transformer_lens.hook_points import HookPoint
 from lab.gates import GateTensors, HeadGates
 from lab.model import HookedGPT
 from lab.reads import AttentionReads
-from lab.runtime import Processes
 from lab.shapes import Pattern, Resid, Tokens
 from probes.ablation.ledger import known_by, open_ledger, tensor_digest
 from probes.ablation.matched_sets import Head
 from probes.ablation.runs import TOKENS_AT_ONCE, repeated, set_gates
-from probes.ablation.sweep import Ablation, HeadSet, Progress
+from probes.ablation.sweep import Ablation, HeadSet
+from probes.execution import Execution
 from probes.labels.layer_measures import pair_rows
 from probes.reading.inputs import PairedInput
 from probes.reading.pattern_reads import LayerReads
@@ -65,8 +64,7 @@ def runs_without(
     *,
     ablation: Ablation,
     frozen: bool = False,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
+    execution: Execution,
 ) -> FeederRuns:
     """Run the model once whole, and once without each set of heads.
 
@@ -77,9 +75,7 @@ def runs_without(
         targets: The heads to watch.
         ablation: What happens to the heads of a set.
         frozen: Run each set once more, with all attention as it is in the whole model.
-        progress: Called with (runs done, runs).
-        ledger: Folder that keeps finished runs: called again after an interruption, with the same
-            request and threads, the work goes on and gives the same bits.
+        execution: Progress and ledger of the runs.
 
     Raises:
         ValueError: A hook stands on scores or pattern: reads would not see what it does; or the
@@ -91,8 +87,11 @@ def runs_without(
     step = max(1, TOKENS_AT_ONCE // pair.tokens.shape[1])
     starts = range(0, len(pair), step)
     done, total = 0, len(starts) * len(sets)
-    manifest = {} if ledger is None else manifest_of(model, pair, sets, targets, ablation, frozen)
-    with open_ledger(ledger, manifest, Processes()) as kept:
+
+    def manifest() -> dict[str, Any]:
+        return manifest_of(model, pair, sets, targets, ablation, frozen)
+
+    with open_ledger(execution, manifest) as kept:
         for start in starts:
             rows = slice(start, start + step)
             tokens = pair.tokens[rows].to(model_device(model))
@@ -106,8 +105,7 @@ def runs_without(
                     partial(some.measured, residual, layer, without, ablation, patterns),
                 )
                 done += len(runs)
-                if progress is not None:
-                    progress(done, total)
+                execution.tell(done, total)
     return FeederRuns(
         scores=found[:, :, :-2], losses=found[:, :, -2], frozen_losses=found[:, :, -1]
     )

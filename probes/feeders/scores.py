@@ -8,7 +8,6 @@ and together with others that look at the previous token, and the induction head
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,10 @@ from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import head_label
 from probes.ablation.matched_sets import Head, draw_matched_sets
-from probes.ablation.sweep import Ablation, HeadSet, Progress
+from probes.ablation.sweep import Ablation, HeadSet
 from probes.attention.heads import mass_on
 from probes.attention.targets import ProbeInput, previous_token
+from probes.execution import Execution
 from probes.feeders.composition import composition_scores
 from probes.feeders.runs import FeederRuns, induction_means, runs_without
 from probes.intervals import bootstrap_interval
@@ -99,8 +99,7 @@ def feeder_scores(
     frozen: bool = False,
     controls: int = 5,
     seed: int = 0,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
+    execution: Execution | None = None,
 ) -> pd.DataFrame:
     """Ablate each earlier head and watch the induction heads: a row a target and ablation.
 
@@ -127,9 +126,7 @@ def feeder_scores(
             then is left of the rise does not go through what later heads look at.
         controls: Random sets that heads ablated together are compared with.
         seed: Seed of sequences, control sets and bootstrap.
-        progress: Called with (runs done, runs).
-        ledger: Folder that keeps finished runs: called again after an interruption, with the same
-            request and threads, the work goes on and gives the same bits.
+        execution: Progress and ledger of the runs; no memory or processes of your own.
 
     Raises:
         ValueError: There is no induction head, no earlier head, no such head, no room for
@@ -138,6 +135,8 @@ def feeder_scores(
     require_gates(model)
     require_whole("controls", controls, 0)
     ablation = Ablation() if ablation is None else ablation
+    execution = Execution() if execution is None else execution
+    execution.require_default("feeder_scores", "memory", "processes")
     if pair is None:
         pair = repeated_pair(model, n_sequences=N_SEQUENCES, seed=seed)
     looks = looks_of(model, pair)
@@ -160,8 +159,7 @@ def feeder_scores(
         watched,
         ablation=ablation,
         frozen=frozen,
-        progress=progress,
-        ledger=ledger,
+        execution=execution,
     )
     composition = composition_of(model, watched, feeding)
     rows = [

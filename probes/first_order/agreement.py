@@ -6,7 +6,6 @@ measured here, by ranks, beside the heads that each would pick.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
-from probes.ablation.sweep import MEMORY, Ablation, Progress, Swept, sweep_sets
+from probes.ablation.sweep import Ablation, Swept, sweep_sets
+from probes.execution import Execution
 from probes.first_order.attribution_patching import ablation_gradients, estimate_columns
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.first_order.importance import (
@@ -74,9 +74,7 @@ def first_order_study(
     reduce: str = "example",
     normalise: str = "layer",
     attention_mask: GivenMask | None = None,
-    memory: int = MEMORY,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
+    execution: Execution | None = None,
     seed: int = 0,
 ) -> FirstOrderStudy:
     """Ablate every head exactly, estimate the same to first order, and compare.
@@ -95,20 +93,19 @@ def first_order_study(
         reduce: Which importance is compared normalised too.
         normalise: By what; "none": it is not.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
-        memory: Bytes that activations may take at once.
-        progress: Called with (exact runs done, runs in all).
-        ledger: Folder that keeps the exact sweep's finished chunks; see `sweep_sets`.
+        execution: Memory, progress, ledger and processes of the exact sweep.
         seed: Seed of the bootstrap over sequences.
 
     Raises:
         ValueError: An unknown metric, one without a first order, or an empty batch.
     """
     ablation = Ablation() if ablation is None else ablation
+    execution = Execution() if execution is None else execution
     require_choice("reduce", reduce, REDUCTIONS)
     require_choice("normalise", normalise, NORMALISATIONS)
     if top is not None:
         require_whole("top", top, 1)
-    options: dict[str, Any] = {"attention_mask": attention_mask, "memory": memory}
+    options: dict[str, Any] = {"attention_mask": attention_mask, "memory": execution.memory}
     found = ablation_gradients(model, batch, ablation, metric, grad_drop=grad_drop, **options)
     plain = ablation.mode == "zero" and ablation.positions is None
     importance = found if plain else gate_gradients(model, batch, metric, **options)
@@ -118,9 +115,8 @@ def first_order_study(
         [[head] for head in found.heads],
         ablation=ablation,
         metrics=[metric],
-        progress=progress,
-        ledger=ledger,
-        **options,
+        attention_mask=attention_mask,
+        execution=execution,
     )
     about = {
         **provenance(model, as_batch(batch).tokens),

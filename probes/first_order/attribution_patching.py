@@ -24,7 +24,8 @@ from lab.reads import AttentionReads
 from lab.shapes import GivenMask, HeadVectors, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
-from probes.ablation.sweep import MEMORY, Ablation
+from probes.ablation.sweep import Ablation
+from probes.execution import MEMORY
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import (

@@ -26,7 +26,8 @@ from probes.ablation.metrics import (
     one_metric,
     require_a_number_a_row,
 )
-from probes.ablation.sweep import MEMORY, require_answers, require_positions, scored_batch
+from probes.ablation.sweep import require_answers, require_positions, scored_batch
+from probes.execution import MEMORY
 from probes.reading.reads import (
     as_batch,
     model_device,

@@ -17,7 +17,7 @@ from lab.model import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
-from probes.ablation.sweep import MEMORY
+from probes.execution import MEMORY
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.intervals import (
     bootstrap_interval,

@@ -22,7 +22,8 @@ from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, MetricFunction
 from probes.ablation.runs import HeadSet, Request, SequenceRuns, layer_edits, planned, repeated
-from probes.ablation.sweep import MEMORY, Ablation, Progress, known_sets, row_counts, sweep_request
+from probes.ablation.sweep import Ablation, known_sets, row_counts, sweep_request
+from probes.execution import Execution
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.reads import provenance, require_gates
 from probes.schemas.first_order import SELF_REPAIR
@@ -44,8 +45,7 @@ def repair_split(
     ablation: Ablation | None = None,
     metrics: Iterable[str | MetricFunction] = ("margin", "loss"),
     attention_mask: GivenMask | None = None,
-    memory: int = MEMORY,
-    progress: Progress | None = None,
+    execution: Execution | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Split what heads are worth into what is lost and what is made up for.
@@ -68,8 +68,7 @@ def repair_split(
         ablation: What takes the place of a head's z; None: zeros.
         metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
-        memory: Bytes that activations may take at once.
-        progress: Called with (runs done, runs in all).
+        execution: Memory and progress of the runs; no ledger or processes of your own.
         seed: Seed of the bootstrap.
 
     Raises:
@@ -84,6 +83,8 @@ def repair_split(
             "weights into a HookedGPT of the same config"
         )
     ablation = Ablation() if ablation is None else ablation
+    execution = Execution() if execution is None else execution
+    execution.require_default("repair_split", "ledger", "processes")
     singles = [[head] for head in model.config.heads()]
     wanted = known_sets(model, singles if sets is None else sets, ablation)
     require(all(wanted), "a set of heads", "at least one (layer, head) pair", ())
@@ -94,9 +95,9 @@ def repair_split(
         ablation=ablation,
         metrics=metrics,
         attention_mask=attention_mask,
-        memory=memory,
+        memory=execution.memory,
     )
-    baseline, runs = repair_runs(request, progress)
+    baseline, runs = repair_runs(request, execution)
     counts = row_counts(request.batch, request.metrics)
     places = {heads: i for i, heads in enumerate(request.sets[1:])}
     rows = [
@@ -144,7 +145,7 @@ def split(
 
 @torch.no_grad()
 def repair_runs(
-    request: Request, progress: Progress | None
+    request: Request, execution: Execution
 ) -> tuple[Float64[np.ndarray, "sequence metric"], Runs]:
     """Return every sequence's metrics, of the whole model and of both paths of each set."""
     chunks = list(planned(request))
@@ -164,8 +165,7 @@ def repair_runs(
             sets = [request.sets[i] for i in chunk.sets]
             found[rows, list(chunk.sets)] += paths_of(some, sets, chunk.fill)
         done += len(chunk.sets)
-        if progress is not None:
-            progress(done, everything)
+        execution.tell(done, everything)
     return baseline, found[:, 1:] / len(request.fills)
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from lab.checks import require, require_number, require_seed, require_whole
 from lab.gates import Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import unknown_name
-from lab.runtime import Processes
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.ablation.ledger import known_by, open_ledger, tensor_digest
@@ -25,10 +23,10 @@ from probes.ablation.metrics import Metric, get_metrics
 from probes.ablation.sweep import (
     Ablation,
     HeadSet,
-    Progress,
     require_answers,
     sweep_sets,
 )
+from probes.execution import Execution
 from probes.intervals import bootstrap_interval
 from probes.pruning.orders import (
     STEP_BY_STEP,
@@ -68,8 +66,7 @@ def pruning_curve(
     reference: Reference | None = None,
     penalty: float = 0.05,
     seed: int = 0,
-    progress: Progress | None = None,
-    ledger: Path | None = None,
+    execution: Execution | None = None,
 ) -> pd.DataFrame:
     """Remove heads step by step: one row per order, step and metric, random orders beside it.
 
@@ -100,15 +97,15 @@ def pruning_curve(
             Orders by importance do not know of it: theirs is the importance under zeros.
         penalty: What an open gate costs in a learned order, in nats.
         seed: Of random and learned orders, and of the bootstrap.
-        progress: Called with (steps done, steps in all).
-        ledger: Folder that keeps what was found and measured: called again after an interruption,
-            with the same request and threads, the curve goes on and ends with the same bits.
+        execution: Memory, progress (in steps) and ledger of the curve; no processes of your own.
 
     Raises:
         ValueError: An unknown name, steps out of range, the same sequences twice, sequences
             without a scored row, a reference that cannot be folded in, or the ledger of another
             request.
     """
+    execution = Execution() if execution is None else execution
+    execution.require_default("pruning_curve", "processes")
     require_whole("seeds", seeds, 0)
     require_seed(seed)
     asked = names_of(order)
@@ -135,18 +132,18 @@ def pruning_curve(
         ablation=Ablation(mode="mean" if mode == "mean" else "zero", reference=reference),
         penalty=penalty,
         seed=seed,
+        memory=execution.memory,
     )
     wanted = searches(search, orders, names_of(normalise), seeds)
     in_steps = sum(name in STEP_BY_STEP for name, _ in wanted)
-    tell = counter((len(wanted) + in_steps) * len(search.counts), progress)
-    manifest = {} if ledger is None else manifest_of(search, wanted, others, reported)
-    with open_ledger(ledger, manifest, Processes()) as kept:
-        search = dataclasses.replace(search, ledger=kept)
+    tell = counter((len(wanted) + in_steps) * len(search.counts), execution)
+    with open_ledger(execution, lambda: manifest_of(search, wanted, others, reported)) as kept:
         paths = [
             pruning_path(name, dataclasses.replace(each, tell=tell, ledger=kept))
             for name, each in wanted
         ]
-        points = measured_points(search, paths, others, reported, tell)
+        measuring = dataclasses.replace(search, tell=tell, ledger=kept)
+        points = measured_points(measuring, paths, others, reported)
     about = {
         **provenance(model, x.tokens),
         "selection_sha256": digest(selection.tokens.cpu().contiguous().numpy().tobytes()),
@@ -177,6 +174,7 @@ def manifest_of(
         "chosen_by": search.metric.name,
         "metrics": [metric.name for metric in metrics],
         "penalty": search.penalty,
+        "memory": search.memory,
     }
 
 
@@ -242,10 +240,10 @@ def metric_for(model: HookedGPT, batch: Batch) -> str:
     return "margin" if accuracy >= SOLVED else "loss"
 
 
-def counter(total: int, progress: Progress | None) -> Callable[[], None]:
+def counter(total: int, execution: Execution) -> Callable[[], None]:
     """Return a function that reports one step more each time it is called."""
     done = itertools.count(1)
-    return lambda: None if progress is None else progress(next(done), total)
+    return lambda: execution.tell(next(done), total)
 
 
 def curve_table(

@@ -20,6 +20,7 @@ from lab.tasks.base import Batch
 from probes.ablation.ledger import Ledger
 from probes.ablation.metrics import Metric
 from probes.ablation.sweep import Ablation, HeadSet, sweep_sets
+from probes.execution import MEMORY, Execution
 from probes.first_order.importance import head_importance
 from probes.pruning.hard_concrete import learn_gates
 from probes.pruning.removing import pruned_view
@@ -51,10 +52,12 @@ class Search:
     """What an open gate costs while gates are learned, in nats."""
     seed: int = 0
     """Of random and learned orders."""
+    memory: int = MEMORY
+    """Bytes that activations may take at once."""
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
     """Keeps what was found: exact sweeps, importances, learned gates."""
     tell: Callable[[], None] = lambda: None
-    """Called after every step of an order that is found step by step."""
+    """Called after every step of an order that is found step by step, and every point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +216,7 @@ def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet], name: str) 
         sets,
         ablation=search.ablation,
         metrics=[search.metric.name],
-        ledger=search.ledger.inner(name),
+        execution=Execution(memory=search.memory, ledger=search.ledger.inner(name)),
     )
     values = swept.means()[1:, 0]
     return -values if search.metric.better == "higher" else values
@@ -230,7 +233,9 @@ def importances(search: Search, model: HookedGPT) -> Scores:
     by = "loss" if search.metric.name == "loss" else "margin"
 
     def measure() -> Scores:
-        found = head_importance(model, search.batch, normalise=search.normalise, metric=by)
+        found = head_importance(
+            model, search.batch, normalise=search.normalise, metric=by, memory=search.memory
+        )
         return np.nan_to_num(found["importance"].to_numpy(dtype=np.float64), nan=0.0)
 
     return search.ledger.kept(f"importance-{search.normalise}-{n_left}", (n_left,), measure)

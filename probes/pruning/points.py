@@ -3,7 +3,7 @@
 Each is measured on a model whose heads are really gone, which is the cheaper the fewer are left.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.naming import head_label
@@ -11,6 +11,7 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric
 from probes.ablation.runs import RunTotals
 from probes.ablation.sweep import HeadSet, Swept, row_counts, sweep_sets
+from probes.execution import Execution
 from probes.pruning.orders import PruningPath, Search, without
 from probes.pruning.removing import cache_bytes, count_parameters
 from probes.tables import digest
@@ -32,7 +33,6 @@ def measured_points(
     paths: Sequence[PruningPath],
     held_out: Batch,
     metrics: tuple[Metric, ...],
-    tell: Callable[[], None],
 ) -> dict[HeadSet, Point]:
     """Measure every pruned model on the paths, each once."""
     chosen = {heads for path in paths if path.seed is None for heads in path.removed}
@@ -41,7 +41,7 @@ def measured_points(
         for heads in path.removed:
             if heads not in points:
                 points[heads] = measured_point(search, heads, held_out, metrics, heads in chosen)
-            tell()
+            search.tell()
     return points
 
 
@@ -54,7 +54,8 @@ def measured_point(
 
     def swept(batch: Batch, kind: str) -> Swept:
         def totals() -> RunTotals:
-            return sweep_sets(model, batch, (), metrics=[each.name for each in metrics]).totals
+            names, execution = [each.name for each in metrics], Execution(memory=search.memory)
+            return sweep_sets(model, batch, (), metrics=names, execution=execution).totals
 
         shape = (len(batch), 1, len(metrics))
         return Swept(

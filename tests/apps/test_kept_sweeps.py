@@ -58,9 +58,9 @@ def test_work_that_another_process_keeps_is_left_to_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ExitStack() as other:
         with long_work("nothing", "asked for") as work:
-            work["ledger"].mkdir()
-            other.enter_context(hold(work["ledger"]))
-        assert work["ledger"].is_dir()
+            work.ledger.mkdir()
+            other.enter_context(hold(work.ledger))
+        assert work.ledger.is_dir()
     with long_work("nothing", "asked for") as work:
         pass
-    assert not work["ledger"].exists()
+    assert not work.ledger.exists()

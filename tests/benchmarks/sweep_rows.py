@@ -18,6 +18,7 @@ from lab.model import HookedGPT
 from probes.ablation.runs import TOKENS_AT_ONCE
 from probes.ablation.sweep import sweep_sets
 from probes.ablation.table import ablation_sweep
+from probes.execution import Execution
 from probes.reading.inputs import repeated_batch
 from tests.benchmarks.measuring import Times, take_turns
 from tests.benchmarks.peers import bridge, copy_into_bridge
@@ -143,7 +144,9 @@ def smollm2_rows() -> Iterator[Row]:
     forwards.clear()
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        ablation_sweep(model, batch, ledger=Path(folder) / "ledger", progress=forward)
+        ablation_sweep(
+            model, batch, execution=Execution(ledger=Path(folder) / "ledger", progress=forward)
+        )
         seconds = time.perf_counter() - began - sum(forwards)
     n, n_pos = batch.tokens.shape
     ratio = seconds / (n_heads * statistics.median(forwards))

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from lab.config import ModelConfig
 from lab.model import HookedGPT
-from lab.runtime import join_processes
+from lab.runtime import Processes, join_processes
 from probes.ablation.sweep import sweep_sets
+from probes.execution import Execution
 torch.set_num_threads(1)
 config = ModelConfig(
     n_layers=3, n_heads=4, d_model=32, d_vocab=20, n_ctx=32, initializer_range=0.5
@@ -35,10 +36,12 @@ swept = sweep_sets(
     tokens,
     sets,
     metrics=["loss", "exact_match", "kl"],
-    memory=2**21,
-    ledger=None if sys.argv[2] == "-" else Path(sys.argv[2]),
-    processes=join_processes(torch.device("cpu")) if "RANK" in os.environ else None,
-    progress=lambda done, total: print(done, total, flush=True),
+    execution=Execution(
+        memory=2**21,
+        ledger=None if sys.argv[2] == "-" else Path(sys.argv[2]),
+        processes=join_processes(torch.device("cpu")) if "RANK" in os.environ else Processes(),
+        progress=lambda done, total: print(done, total, flush=True),
+    ),
 )
 np.save(sys.argv[1] + os.environ.get("RANK", ""), swept.totals)
 """

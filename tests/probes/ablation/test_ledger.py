@@ -10,6 +10,7 @@ from lab.durable import atomic_write, hold
 from probes.ablation import runs as sweep_runs
 from probes.ablation.ledger import Ledger
 from probes.ablation.sweep import Ablation, sweep_sets
+from probes.execution import Execution
 
 SETS = [((0, 0),), ((0, 1),), ((0, 2),), ((1, 0),), ((1, 1), (1, 2))]
 TOKENS = torch.randint(6, (4, 9), generator=torch.Generator().manual_seed(5))
@@ -17,8 +18,9 @@ LITTLE = 100_000
 """Bytes that make several chunks of this sweep."""
 
 
-def swept(model, ledger, tokens=TOKENS, sets=SETS, **changes):
-    return sweep_sets(model, tokens, sets, memory=LITTLE, ledger=ledger, **changes)
+def swept(model, ledger, tokens=TOKENS, sets=SETS, *, progress=None, **changes):
+    execution = Execution(memory=LITTLE, ledger=ledger, progress=progress)
+    return sweep_sets(model, tokens, sets, execution=execution, **changes)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_ledger_of_another_sweep_is_refused(build_model, tmp_path):
         "sets": lambda: swept(model, folder, sets=SETS[:-1]),
         "ablation": lambda: swept(model, folder, ablation=Ablation(value=0.5)),
         "metrics": lambda: swept(model, folder, metrics=["margin"]),
-        "chunks": lambda: sweep_sets(model, TOKENS, SETS, ledger=folder),
+        "chunks": lambda: sweep_sets(model, TOKENS, SETS, execution=Execution(ledger=folder)),
         "threads": lambda: swept(model, folder),
     }
     for name, another in others.items():

@@ -14,6 +14,7 @@ from probes.ablation import runs as sweep_runs
 from probes.ablation.metrics import METRICS
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.ablation.table import head_donors, mean_reference
+from probes.execution import Execution
 from probes.pruning.removing import prune_heads
 
 KINDS = {
@@ -249,7 +250,11 @@ def test_little_memory_changes_no_number(build_model):
     told = []
     whole = sweep_sets(model, tokens, SETS, metrics=NAMES)
     pieces = sweep_sets(
-        model, tokens, SETS, metrics=NAMES, memory=1, progress=lambda *at: told.append(at)
+        model,
+        tokens,
+        SETS,
+        metrics=NAMES,
+        execution=Execution(memory=1, progress=lambda *at: told.append(at)),
     )
     np.testing.assert_allclose(pieces.totals, whole.totals, atol=1e-12)
     assert told[-1] == (35, 35)  # six sets and the whole model, five times
@@ -289,7 +294,6 @@ def test_interval_is_of_the_paired_difference(small_model):
     [
         ({"sets": [((0, 7),)]}, r"unknown head 'L0H7'; choose from L0H0"),
         ({"metrics": ()}, "metrics must be at least one name or function, got none"),
-        ({"memory": 0}, "memory must be a whole number of at least 1, got 0"),
         ({"positions": (99,)}, "a position must be below n_ctx = 16, got 99"),
         ({"value": 1.5}, "value must be a number from 0 to 1, got 1.5"),
         ({"mode": "mean"}, r"reference must be given for mode 'mean', got None; pass"),

@@ -11,6 +11,7 @@ from lab.tasks.registry import get_task
 from probes.ablation.pairs import pair_effects
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.ablation.table import ablation_sweep, head_donors, mean_reference
+from probes.execution import Execution
 from probes.schemas.cause import ABLATION
 
 TASK = get_task("reversal", length=6, n_symbols=4)
@@ -138,9 +139,10 @@ def test_a_wrong_seed_is_refused_before_anything_runs(
     as_a_user, small_model, repeating_batch, seed
 ):
     ran = []
+    execution = Execution(progress=lambda *done: ran.append(done))
     for table in (ablation_sweep, pair_effects):
         with pytest.raises(ValueError, match=f"seed must be a whole number of .*, got {seed}"):
-            table(small_model, repeating_batch, seed=seed, progress=lambda *done: ran.append(done))
+            table(small_model, repeating_batch, seed=seed, execution=execution)
     assert not ran
 
 
@@ -164,7 +166,7 @@ def test_rows_of_whole_layers_have_no_head(small_model, repeating_batch):
 
 def test_split_into_pieces_changes_nothing(small_model, repeating_batch):
     whole = ablation_sweep(small_model, repeating_batch)
-    pieces = ablation_sweep(small_model, repeating_batch, memory=1)
+    pieces = ablation_sweep(small_model, repeating_batch, execution=Execution(memory=1))
     np.testing.assert_allclose(pieces["ablated"], whole["ablated"], atol=1e-12)
 
 

@@ -11,6 +11,7 @@ import torch
 from lab.model import HookedGPT
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import head_donors, mean_reference
+from probes.execution import Execution
 from probes.feeders import runs
 from probes.feeders.scores import feeder_scores, is_fed
 from probes.planted import PlantedHead, plant
@@ -265,7 +266,7 @@ def test_pieces_and_chosen_feeders_give_the_same_rows(split_circuit, monkeypatch
         split_circuit,
         pair,
         feeders=[(0, 1), (0, 2)],
-        progress=lambda done, total: calls.append((done, total)),
+        execution=Execution(progress=lambda done, total: calls.append((done, total))),
     )
     assert some["heads"].tolist() == ["L0H1", "L0H2"]
     numbers = ["previous", "drop", "ci_low", "control", "loss_delta", "loss_control"]
@@ -320,12 +321,14 @@ def test_interrupted_runs_go_on_with_the_same_bits(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        feeder_scores(model, pair, **asked, ledger=tmp_path, progress=interrupt)
+        feeder_scores(
+            model, pair, **asked, execution=Execution(ledger=tmp_path, progress=interrupt)
+        )
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.npz")}
     assert len(kept) == 4
-    again = feeder_scores(model, pair, **asked, ledger=tmp_path)
+    again = feeder_scores(model, pair, **asked, execution=Execution(ledger=tmp_path))
     pd.testing.assert_frame_equal(again, whole, check_exact=True)
     assert len(list(tmp_path.glob("*.npz"))) > 4
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
     with pytest.raises(ValueError, match="the very same work, got one that differs in frozen in"):
-        feeder_scores(model, pair, targets=[(1, 0)], ledger=tmp_path)
+        feeder_scores(model, pair, targets=[(1, 0)], execution=Execution(ledger=tmp_path))

@@ -13,6 +13,7 @@ from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors, mean_reference
+from probes.execution import Execution
 from probes.first_order.self_repair import repair_split
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
@@ -153,7 +154,9 @@ def test_pieces_padding_and_original_ids(build_model, repeating_batch):
     assert whole["heads"].unique().tolist() == ["L0H1", "L0H2", "L1H0", "L1H1", "L1H2"]
     steps = []
     pieces = repair_split(
-        model, repeating_batch, memory=1, progress=lambda done, total: steps.append((done, total))
+        model,
+        repeating_batch,
+        execution=Execution(memory=1, progress=lambda done, total: steps.append((done, total))),
     )
     numbers = ["direct", "total", "repair"]
     np.testing.assert_allclose(pieces[numbers], whole[numbers], atol=1e-12)

@@ -18,6 +18,7 @@ from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.metrics import get_metrics
 from probes.ablation.sweep import Ablation
+from probes.execution import Execution
 from probes.first_order.importance import head_importance
 from probes.pruning.curves import pruning_curve, random_band, removable
 from probes.pruning.hard_concrete import learn_gates
@@ -249,7 +250,7 @@ class TestCurve:
         done: list[tuple[int, int]] = []
         curve = pruning_curve(
             small, batch, ["worst-first", "iterative"], held_out=held_out, seeds=1,
-            metrics=["loss"], progress=lambda i, n: done.append((i, n)),
+            metrics=["loss"], execution=Execution(progress=lambda i, n: done.append((i, n))),
         )  # fmt: skip
         assert set(curve["kept"]) == {"L1H0,L1H2", "L1H0", "L1H2", ""} - (
             {"L1H0", "L1H2"} - set(curve["kept"])
@@ -277,22 +278,24 @@ class TestCurve:
             if done == 11:  # nine steps of searches, two points
                 raise KeyboardInterrupt
 
+        execution = Execution(ledger=tmp_path)
+        interrupted = Execution(ledger=tmp_path, progress=interrupt)
         with pytest.raises(KeyboardInterrupt):
-            pruning_curve(model, batch, orders, **given, ledger=tmp_path, progress=interrupt)
+            pruning_curve(model, batch, orders, **given, execution=interrupted)
         kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npz")}
         names = {str(path.relative_to(tmp_path)) for path in kept}
         assert {f"greedy-{n}/chunk-000000.npz" for n in (6, 5)} < names
         assert {f"importance-{by}-{n}.npz" for by in ("none", "layer") for n in (6, 5)} < names
         assert "learned.npz" in names
         assert sum(name.startswith(("selection-", "held-out-")) for name in names) == 4
-        again = pruning_curve(model, batch, orders, **given, ledger=tmp_path)
+        again = pruning_curve(model, batch, orders, **given, execution=execution)
         pd.testing.assert_frame_equal(again, whole, check_exact=True)
         assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
         for other in ({"seeds": 2}, {"penalty": 0.1}, {"steps": [1, 3]}, {"metric": "margin"}):
             with pytest.raises(ValueError, match="must be of the very same work, got one that d"):
-                pruning_curve(model, batch, orders, **given | other, ledger=tmp_path)
+                pruning_curve(model, batch, orders, **given | other, execution=execution)
         with pytest.raises(ValueError, match="got one that differs in tokens"):
-            pruning_curve(model, batch[:6], orders, **given, ledger=tmp_path)
+            pruning_curve(model, batch[:6], orders, **given, execution=execution)
 
     def test_gates_are_learned_with_what_fills_the_gap(
         self, search: Search, held_out: Batch, monkeypatch: pytest.MonkeyPatch
