@@ -1,84 +1,96 @@
-"""What the parser of a command line refuses, in our words: one line, and what was probably meant.
+"""Fill in a form from a command line; what the parser refuses becomes one line with the remedy.
 
-The parser tells of its refusals through an interface that it does not promise to keep. Where that
-is gone, or says something that is not known here, its own explanation in several lines stands.
+The parser says only that it refuses. What is wrong is found here, from the types of the form and
+the flags in the help text; where nothing is found, the parser's own explanation is printed.
 """
 
 import contextlib
+import dataclasses
 import difflib
-import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+import functools
+import io
+import re
+import sys
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
 
 from lab.naming import quoted, unknown_name
+
+Form = TypeVar("Form")
 
 NUMBERS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
 """How a type is called, one and several."""
 
+REFUSED = 2
+"""Exit code of the parser for a command line that it refuses."""
 
-@contextlib.contextmanager
-def said_in_one_line(
-    prog: str, arguments: Sequence[str], flags: Callable[[], Iterable[str]]
-) -> Iterator[None]:
-    """Raise ValueError with one line for what the parser refuses within the block.
+
+def parse(form: type[Form], arguments: Sequence[str], *, prog: str, default: Form | None) -> Form:
+    """Return the form that the arguments fill in.
 
     Args:
+        form: A dataclass, as tyro reads it.
+        arguments: What stands after the command.
         prog: The command, such as "headlab train".
-        arguments: What stands after it.
-        flags: Gives the flags of the command, when one is unknown.
+        default: A filled form whose values stand where the arguments say nothing.
+
+    Raises:
+        SystemExit: After --help (code 0), or after the parser explained a refusal (code 2).
+        ValueError: The arguments are refused; the message is one line.
     """
+    given = {} if default is None else {"default": default}
+    call = functools.partial(tyro.cli, form, prog=prog, description="", **given)
+    explanation = io.StringIO()
     try:
-        from tyro._errors import on_parse_error
-    except ImportError:
-        yield
-        return
-
-    def refuse(event: Any) -> None:
-        try:
-            line = line_for(type(event).__name__, event, prog, arguments, flags)
-        except (AttributeError, TypeError):  # another version of the parser
-            line = None
-        if line is not None:
-            raise ValueError(line)
-
-    with on_parse_error(refuse):
-        yield
+        with contextlib.redirect_stderr(explanation):
+            return call(args=arguments)
+    except SystemExit as stop:
+        text = explanation.getvalue()
+        line = refusal(form, arguments, prog, call, text) if stop.code == REFUSED else None
+        if line is None:
+            sys.stderr.write(text)
+            raise
+    raise ValueError(line)
 
 
-def line_for(
-    kind: str, event: Any, prog: str, arguments: Sequence[str], flags: Callable[[], Iterable[str]]
+def refusal(
+    form: type, arguments: Sequence[str], prog: str, call: Any, explanation: str
 ) -> str | None:
-    """Return the line for one refusal; None: it is of a kind that is not known here."""
-    see = f"`{prog} --help` explains it"
-    # Before anything else: a flag that is none leaves its value where something else is looked for.
-    known = list(flags())
-    strange = [a for a in arguments if a.startswith("--") and flag_in(a) not in known]
+    """Return the line for a refused command line; None: the reason is not found."""
+    help_text = output_of(call, ["--help"])[1]
+    known = re.findall(r"--[a-z][a-z0-9.-]*", help_text)
+    # First, because the value of an unknown flag is taken for something else.
+    strange = [a for a in arguments if re.match("--?[A-Za-z]", a) and flag_in(a) not in known]
     if strange:
         return unknown_flag(strange[0], prog, known)
-    if kind == "UnrecognizedArgs":
-        return surplus(event.tokens, prog, known)
-    if kind == "MissingArgs":
-        missing = [name_of(found.arg) for found in event.missing_arguments]
-        return f"{' and '.join(missing)} must be given, got none; {see}"
-    if kind == "InvalidChoice":
-        return unknown_name(name_of(event.argument), event.value, event.choices)
-    if kind == "BadValue" and event.reason == "too_few_values":
-        wanted = event.argument.lowered.nargs
-        several = f"{wanted} values" if isinstance(wanted, int) and wanted > 1 else "a value"
-        return f"{name_of(event.argument)} must be followed by {several}, got too few; {see}"
-    if kind == "InstantiationFailure" and event.argument is not None:
-        name, rule = name_of(event.argument), rule_of(event.argument.field.type)
-        if rule is not None:
-            return f"{name} must be {rule}, got {value_after(name, arguments)}"
-    return None
+    surplus = output_of(call, arguments, return_unknown_args=True)[0]
+    if surplus is not None:
+        words = " ".join(quoted(token) for token in surplus[1])
+        return f"arguments must be those that `{prog} --help` lists, got {words} besides"
+    see = f"`{prog} --help` explains it"
+    types = types_of(form)
+    for flag in dict.fromkeys(flag_in(a) for a in arguments if a.startswith("--")):
+        line = wrong_value(flag, types.get(flag), values_after(flag, arguments), see)
+        if line is not None:
+            return line
+    places = re.findall(r"[A-Z]+", help_text.partition("\n")[0].partition("[OPTIONS]")[2])
+    missing = [place for place in places if re.search(rf"^\W+{place}\W*$", explanation, re.M)]
+    return f"{' and '.join(missing)} must be given, got none; {see}" if missing else None
 
 
-def surplus(tokens: Sequence[str], prog: str, known: Sequence[str]) -> str:
-    """Return the line for words that no argument takes."""
-    if tokens[0].startswith("-"):
-        return unknown_flag(tokens[0], prog, known)
-    words = " ".join(quoted(token) for token in tokens)
-    return f"arguments must be those that `{prog} --help` lists, got {words} besides"
+def output_of(call: Any, arguments: Sequence[str], **how: Any) -> tuple[Any, str]:
+    """Return what the parser makes of the arguments (None: it ends the program) and its output."""
+    text = io.StringIO()
+    with (
+        contextlib.suppress(SystemExit),
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        return call(args=arguments, **how), text.getvalue()
+    return None, text.getvalue()
 
 
 def unknown_flag(word: str, prog: str, known: Sequence[str]) -> str:
@@ -86,6 +98,49 @@ def unknown_flag(word: str, prog: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(flag_in(word), known, n=1)
     hint = f" (did you mean {quoted(close[0])}?)" if close else ""
     return f"unknown option {quoted(word.split('=')[0])}; `{prog} --help` lists them{hint}"
+
+
+def wrong_value(flag: str, kind: Any, values: Sequence[str], see: str) -> str | None:
+    """Return the line for the values of a flag; None: they may stand, or the type is another.
+
+    >>> wrong_value("--betas", tuple[float, float], ["0.9", "x"], "")
+    "--betas must be 2 numbers, got '0.9' 'x'"
+    """
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if get_origin(kind) is Literal:
+        strange = [value for value in values if value not in parts]
+        return unknown_name(flag, strange[0], parts) if strange else None
+    if kind in (None, bool) or Ellipsis in parts:
+        return None
+    wanted = max(1, len(parts))
+    if len(values) < wanted:
+        several = f"{wanted} values" if wanted > 1 else "a value"
+        return f"{flag} must be followed by {several}, got too few; {see}"
+    (number, *others) = set(parts) or {kind}
+    if others or number not in NUMBERS or all(reads_as(number, value) for value in values):
+        return None
+    one, many = NUMBERS[number]
+    rule = one if wanted == 1 else f"{wanted} {many}"
+    return f"{flag} must be {rule}, got {' '.join(quoted(value) for value in values)}"
+
+
+def reads_as(number: type, value: str) -> bool:
+    """Tell whether a word reads as a number of a type."""
+    try:
+        number(value)
+    except ValueError:
+        return False
+    return True
+
+
+def types_of(form: type, prefix: str = "--") -> dict[str, Any]:
+    """Return the types of a form's flags; those of a form within it with and without its name."""
+    hints = get_type_hints(form)
+    found: dict[str, Any] = {f"{prefix}{name}".replace("_", "-"): hints[name] for name in hints}
+    for name, kind in hints.items():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            found = types_of(kind, prefix) | types_of(kind, f"{prefix}{name}.") | found
+    return found
 
 
 def flag_in(word: str) -> str:
@@ -97,45 +152,20 @@ def flag_in(word: str) -> str:
     return word.split("=")[0].replace("_", "-")
 
 
-def name_of(argument: Any) -> str:
-    """Return how a person writes an argument: its flag, or the word that stands for its place."""
-    lowered = argument.lowered
-    flags = [] if argument.is_positional() else list(lowered.name_or_flags)
-    return flags[0].replace("_", "-") if flags else str(lowered.metavar)
+def values_after(flag: str, arguments: Sequence[str]) -> list[str]:
+    """Return what was given for a flag, the last time.
 
-
-def rule_of(kind: Any) -> str | None:
-    """Return what a value of a type must be; None where this module has no word for it.
-
-    The type may be wrapped in Annotated, as arguments with a help text of their own are.
-
-    >>> rule_of(int | None), rule_of(tuple[float, float]), rule_of(str)
-    ('a whole number', '2 numbers', None)
-    """
-    if typing.get_origin(kind) is typing.Annotated:
-        return rule_of(typing.get_args(kind)[0])
-    parts = [part for part in typing.get_args(kind) if part not in (type(None), Ellipsis)]
-    if kind in NUMBERS:
-        return NUMBERS[kind][0]
-    if not parts or len(set(parts)) > 1 or parts[0] not in NUMBERS:
-        return None
-    return NUMBERS[parts[0]][0] if len(parts) == 1 else f"{len(parts)} {NUMBERS[parts[0]][1]}"
-
-
-def value_after(flag: str, arguments: Sequence[str]) -> str:
-    """Return what was given for a flag, the last time, as a message repeats it.
-
-    >>> value_after("--steps", ["--steps", "3", "--steps=x"])
-    "'x'"
+    >>> values_after("--steps", ["--steps", "3", "--steps=x"])
+    ['x']
     """
     given: list[str] = []
     for place, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") != flag:
+        if flag_in(word) != flag or not word.startswith("--"):
             continue
-        given = [value] if equals else []
-        for following in () if equals else arguments[place + 1 :]:
-            if following.startswith("--"):
-                break
-            given.append(following)
-    return " ".join(quoted(word) for word in given) or "none"
+        if "=" in word:
+            given = [word.partition("=")[2]]
+            continue
+        rest = arguments[place + 1 :]
+        end = next((i for i, later in enumerate(rest) if later.startswith("--")), len(rest))
+        given = list(rest[:end])
+    return given

@@ -1,18 +1,14 @@
 """What several commands ask for in the same words, and how a form is filled in from arguments."""
 
-import contextlib
-import io
-import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-import tyro
 from tyro.conf import Positional, arg
 
 from apps.console import say
-from apps.usage_errors import said_in_one_line
+from apps.usage_errors import parse
 from lab.durable import made_folder, one_clear_error, temporary_name
 from lab.manifest import MANIFEST
 from lab.naming import quoted
@@ -65,17 +61,7 @@ def fill_in(
     """
     if asks_for_help(arguments):
         say(f"{about.strip()}\n")
-    prog = f"headlab {command}"
-    given: dict[str, Any] = {} if default is None else {"default": default}
-
-    def flags() -> list[str]:
-        text = io.StringIO()
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
-            tyro.cli(form, prog=prog, args=["--help"], description="", **given)
-        return re.findall(r"--[a-z][a-z0-9.-]*", text.getvalue())
-
-    with said_in_one_line(prog, arguments, flags):
-        return tyro.cli(form, prog=prog, args=arguments, description="", **given)
+    return parse(form, arguments, prog=f"headlab {command}", default=default)
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:

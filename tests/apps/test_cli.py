@@ -201,16 +201,13 @@ def test_a_wrong_argument_is_one_line_in_our_words(line: str, headlab: Headlab) 
     assert headlab(*line.split()) == (2, "", f"headlab: error: {USAGE[line]}\n")
 
 
-def test_a_parser_that_tells_nothing_still_explains_itself(
+def test_a_refusal_of_unknown_reason_is_explained_by_the_parser(
     headlab: Headlab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its interface for that is not promised: without it, its own lines are there."""
-    monkeypatch.setattr("apps.usage_errors.line_for", lambda *_: {}.missing)
+    monkeypatch.setattr("apps.usage_errors.refusal", lambda *_: None)
     code, out, err = headlab("probe")
     assert (code, out) == (2, "")
     assert "WHAT" in err
-    monkeypatch.setitem(sys.modules, "tyro._errors", None)
-    assert headlab("probe") == (code, out, err)
 
 
 def raising(error: BaseException) -> Callable[[list[str]], int]:
