@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from lab.config import SCHEMA_VERSION, ModelConfig, TrainConfig
-from lab.durable import atomic_dir, hold, to_json
+from lab.durable import atomic_dir, to_json
 from lab.families.token_text import adds_bos, saved_tokenizer, write_tokenizer
 from lab.manifest import (
     MANIFEST,
     FileEntry,
-    entry_of,
     is_file_within,
     read_manifest,
     read_versioned,
     seal_folder,
     verified,
-    write_manifest,
 )
 from lab.model import HookedGPT
 from lab.runs import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
@@ -262,34 +260,3 @@ def can_resume(run: Run) -> bool:
         ValueError: If the run has no checkpoint, or its last one is damaged.
     """
     return {OPTIMIZER, TRAINING} <= read_manifest(run.checkpoint()).keys()
-
-
-def strip_training_state(run_dir: str | Path) -> None:
-    """Leave weights only in the checkpoints of a complete run: a third of the size, not resumable.
-
-    Killed at any moment, the run still verifies; calling it again finishes the work.
-
-    Raises:
-        ValueError: If the run is not complete or is in use.
-    """
-    run = open_run(Path(run_dir))
-    folders = [run.checkpoint(step) for step in run.steps]
-    with hold(run.path):
-        # The run forgets what is about to change, then each checkpoint does, then files go.
-        changing = {
-            f"{CHECKPOINTS}/{folder.name}/{name}"
-            for folder in folders
-            for name in (OPTIMIZER, TRAINING, MANIFEST)
-        }
-        entries = {name: entry for name, entry in run.files.items() if name not in changing}
-        write_manifest(run.path, entries)
-        for folder in folders:
-            kept = read_manifest(folder)
-            if OPTIMIZER in kept or TRAINING in kept:
-                left = {n: entry for n, entry in kept.items() if n not in (OPTIMIZER, TRAINING)}
-                write_manifest(folder, left)
-            for name in (OPTIMIZER, TRAINING):
-                (folder / name).unlink(missing_ok=True)
-            relative = f"{CHECKPOINTS}/{folder.name}/{MANIFEST}"
-            entries[relative] = entry_of(folder / MANIFEST)
-        write_manifest(run.path, entries)

@@ -87,15 +87,6 @@ PRESETS = (
 )
 
 
-def preset_names() -> tuple[str, ...]:
-    """Return the names of all presets.
-
-    >>> preset_names()
-    ('reversal', 'copy', 'induction', 'rotation', 'sorting')
-    """
-    return tuple(entry.name for entry in PRESETS)
-
-
 def get_preset(name: str, *, seed: int = 0) -> TrainConfig:
     """Return a preset by name, with one seed for its data and its initial weights.
 

@@ -5,12 +5,7 @@ something else. It is for people who read a table: docs/probes.md is written fro
 imported: `where` is resolved on use.
 """
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from lab.naming import unknown_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,29 +275,3 @@ MEASURES: tuple[MeasureEntry, ...] = (
         where="probes.borrowed.edges:edge_attribution",
     ),
 )
-
-
-def measure_names() -> tuple[str, ...]:
-    """Return the names of all measures."""
-    return tuple(entry.name for entry in MEASURES)
-
-
-def get_measure(name: str) -> MeasureEntry:
-    """Return the entry of a measure.
-
-    >>> get_measure("ablation_sweep").table
-    'ablation'
-
-    Raises:
-        ValueError: There is no such measure; the message suggests one.
-    """
-    for entry in MEASURES:
-        if entry.name == name:
-            return entry
-    raise ValueError(unknown_name("measure", name, measure_names()))
-
-
-def load_measure(entry: MeasureEntry) -> Callable[..., Any]:
-    """Import and return the function that measures."""
-    module, name = entry.where.split(":")
-    return getattr(importlib.import_module(module), name)

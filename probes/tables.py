@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.naming import unknown_name
 from probes.schemas.borrowed import BORROWED_SCHEMAS
 from probes.schemas.cause import CAUSE_SCHEMAS
 from probes.schemas.columns import DTYPES, Schema
@@ -90,14 +89,6 @@ def checked_table(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
             f"got {version}; it was written by a newer headlab"
         )
     return frame
-
-
-def get_schema(name: str) -> Schema:
-    """Return a schema by name; an unknown one is an error with a suggestion."""
-    for schema in SCHEMAS:
-        if schema.name == name:
-            return schema
-    raise ValueError(unknown_name("table", name, [schema.name for schema in SCHEMAS]))
 
 
 def read_table(path: Path, schema: Schema) -> pd.DataFrame:

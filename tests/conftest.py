@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,23 @@ def no_network() -> Iterator[None]:
 def as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch jaxtyping's test-time checks off: users have none before our own checks speak."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def weights_only() -> Callable[[Path], None]:
+    """Take the training state out of a run, as it is out of the shipped one."""
+    from lab.checkpoint import TRAINING
+    from lab.manifest import seal_folder
+    from lab.runs import CHECKPOINTS, OPTIMIZER
+
+    def strip(run_dir: Path) -> None:
+        for folder in (run_dir / CHECKPOINTS).iterdir():
+            for name in (OPTIMIZER, TRAINING):
+                (folder / name).unlink(missing_ok=True)
+            seal_folder(folder)
+        seal_folder(run_dir)
+
+    return strip
 
 
 @pytest.fixture(scope="session")

@@ -49,20 +49,11 @@ TASKS = (
 )
 
 
-def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks.
-
-    >>> task_names()
-    ('reversal', 'copy', 'induction', 'rotation', 'sorting', 'recall')
-    """
-    return tuple(entry.name for entry in TASKS)
-
-
 def get_task(name: str, *, length: int = 10, n_symbols: int = 26) -> "lab.tasks.base.Task":
     """Return a task by name.
 
     Args:
-        name: One of `task_names()`.
+        name: Name of an entry of TASKS.
         length: Symbols before the separator, or in one block (induction), or pairs (recall).
         n_symbols: Number of different symbols, at most 62.
 

@@ -85,15 +85,6 @@ def open_probability(log_a: Gates) -> Gates:
     return torch.sigmoid(log_a - TEMPERATURE * math.log(-LOW / HIGH))
 
 
-def full_probability(log_a: Gates) -> Gates:
-    """Return P(g = 1) = sigmoid(log_a - T ln((1 - low) / (high - 1))).
-
-    >>> full_probability(torch.tensor([0.0, 1.0, -1.0]))
-    tensor([0.3119, 0.5520, 0.1429])
-    """
-    return torch.sigmoid(log_a - TEMPERATURE * math.log((1.0 - LOW) / (HIGH - 1.0)))
-
-
 def fixed_gate(log_a: Gates) -> Gates:
     """Return the gate that stands for the distribution once nothing is drawn any more.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.checkpoint import load_model, strip_training_state
+from lab.checkpoint import load_model
 from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
@@ -135,11 +135,15 @@ def test_runs_lists_what_a_person_chooses_by(headlab: Headlab) -> None:
 
 
 def test_runs_tells_stripped_unfinished_and_damaged_runs_apart(
-    headlab: Headlab, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headlab: Headlab,
+    tiny_home: Path,
+    tmp_path: Path,
+    weights_only: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("bare", "half", "torn"):
         shutil.copytree(tiny_home / "raw", tmp_path / name)
-    strip_training_state(tmp_path / "bare")
+    weights_only(tmp_path / "bare")
     (tmp_path / "half" / "manifest.json").unlink()
     text = (tmp_path / "torn" / "metrics.csv").read_text()
     (tmp_path / "torn" / "metrics.csv").write_text(text.replace("1", "2"))

@@ -105,11 +105,14 @@ HARMFUL = (
 def hostile_page() -> str:
     """A page in which every text that comes from elsewhere wants to run."""
     from probes.report.page import report_page
-    from probes.tables import get_schema, read_table
+    from probes.schemas.cause import ABLATION
+    from probes.schemas.heads import HEADS
+    from probes.schemas.labels import LABELS
+    from probes.tables import read_table
 
     heads, labels, ablation = (
-        read_table(SHIPPED / f"{name}.parquet", get_schema(name))
-        for name in ("heads", "labels", "ablation")
+        read_table(SHIPPED / f"{schema.name}.parquet", schema)
+        for schema in (HEADS, LABELS, ABLATION)
     )
     image, style, title, quote, link, end = HOSTILE
     named = ablation.copy()

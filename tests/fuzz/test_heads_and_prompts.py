@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from apps.opened_run import parse_heads
 from lab.naming import head_label, parse_head
 from lab.tasks.base import Task
-from lab.tasks.registry import get_task, task_names
+from lab.tasks.registry import TASKS, get_task
 
 label = st.builds(head_label, st.integers(0, 99_999), st.integers(0, 99_999))
 near_label = st.one_of(
@@ -56,7 +56,12 @@ def test_head_lists_are_pairs_or_refused(labels: tuple[str, ...]) -> None:
 
 
 @settings(max_examples=100)
-@given(st.sampled_from(task_names()), st.integers(1, 12), st.sampled_from([1, 4, 26, 62]), texts)
+@given(
+    st.sampled_from([entry.name for entry in TASKS]),
+    st.integers(1, 12),
+    st.sampled_from([1, 4, 26, 62]),
+    texts,
+)
 def test_prompts_are_read_or_refused(name: str, length: int, n_symbols: int, text: str) -> None:
     try:
         task: Task = get_task(name, length=length, n_symbols=n_symbols)

@@ -1,6 +1,5 @@
-"""Models on disk: the same bits back, every damage one line, stripping that loses no weight."""
+"""Models on disk: the same bits back, every damage one line."""
 
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -11,16 +10,14 @@ import torch
 
 from lab.checkpoint import (
     OPTIMIZER,
-    TRAINING,
     load_checkpoint,
     load_model,
     save_model,
-    strip_training_state,
 )
 from lab.config import ModelConfig
 from lab.manifest import MANIFEST, seal_folder
 from lab.model import HookedGPT
-from lab.runs import CONFIG, WEIGHTS, list_runs, open_run
+from lab.runs import CONFIG, WEIGHTS, open_run
 from lab.tasks.registry import get_task
 from lab.trainer import make_optimizer
 from lab.weights import weights_bytes
@@ -185,38 +182,3 @@ def test_a_checkpoint_goes_into_its_own_model_only(run_dir, tiny_config):
     folder.rename(folder.with_name("step-000005"))
     with pytest.raises(ValueError, match=r"training\.json must name the step of its folder, got 4"):
         load_checkpoint(folder.with_name("step-000005"), model, make_optimizer(model, tiny_config))
-
-
-def size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-
-
-def test_a_stripped_run_keeps_its_weights(run_dir):
-    before = {step: load_model(run_dir, step=step).W_E for step in (0, 2, 4, 6)}
-    full = size(run_dir)
-    strip_training_state(run_dir)
-    strip_training_state(run_dir)
-    run = open_run(run_dir)
-    for name in run.files:
-        run.file(name)
-    assert not any(name.endswith((OPTIMIZER, TRAINING)) for name in run.files)
-    assert size(run_dir) < 0.5 * full
-    for step, W_E in before.items():
-        assert torch.equal(load_model(run_dir, step=step).W_E, W_E)
-
-
-def test_killed_while_stripping_a_run_still_verifies(run_dir, dies_at_sync, tmp_path):
-    died, n = True, -3
-    while died:
-        n += 3
-        again = shutil.copytree(run_dir, tmp_path / str(n) / "tiny")
-        died = dies_at_sync(functools.partial(strip_training_state, again), n)
-        run = open_run(again)
-        assert [run.name for run in list_runs(again.parent)] == ["tiny"]
-        for name in run.files:
-            run.file(name)
-        for step in run.steps:
-            load_model(again, step=step)
-        strip_training_state(again)
-        assert not list(again.rglob(OPTIMIZER))
-    assert n > 10

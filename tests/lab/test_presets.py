@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from lab.config import TrainConfig
-from lab.presets import PRESETS, get_preset, preset_names
+from lab.presets import PRESETS, get_preset
 from lab.training import task_of, train
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", [entry.name for entry in PRESETS])
 def test_a_preset_is_a_whole_config_of_its_task(name):
     config = get_preset(name, seed=3)
     assert (config.task, config.seed, config.model.seed) == (name, 3, 3)
@@ -35,7 +35,7 @@ def test_names_are_checked_and_unique():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", [entry.name for entry in PRESETS])
 def test_a_preset_reaches_exact_match(name):
     *_, record = train(get_preset(name))
     assert record.evaluation is not None

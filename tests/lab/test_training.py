@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from lab import training
-from lab.checkpoint import load_model, strip_training_state
+from lab.checkpoint import load_model
 from lab.config import TrainConfig
 from lab.durable import temporary_name
 from lab.model import HookedGPT
 from lab.runs import WEIGHTS, list_runs, open_run
 from lab.runtime import Processes
-from lab.tasks.registry import get_task, task_names
+from lab.tasks.registry import TASKS, get_task
 from lab.trainer import learning_rate, micro_batches
 from lab.training import StepRecord, train
 
@@ -115,7 +115,7 @@ def test_every_process_and_micro_batch_takes_its_slice(tiny_config):
         assert torch.equal(torch.cat(parts), whole.tokens)
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", [entry.name for entry in TASKS])
 def test_accumulation_gives_the_mean_over_the_whole_batch(tiny_config, name):
     # True because every sequence has as many answers, so that a mean of means is the mean.
     counts = get_task(name, length=2, n_symbols=4).sample(8, seed=0).loss_mask.sum(dim=1)
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_the_step_and_keeps_it(tiny_config, finished_run, tmp_path, 
     assert same_run(tmp_path / "tiny", finished_run)
 
 
-def test_an_existing_folder_is_not_written_into(tiny_config, finished_run, tmp_path):
+def test_an_existing_folder_is_not_written_into(tiny_config, finished_run, weights_only, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "tiny")
     with pytest.raises(
         ValueError, match=r"^run folder must be new, got .*; choose another name or"
@@ -234,7 +234,7 @@ def test_an_existing_folder_is_not_written_into(tiny_config, finished_run, tmp_p
         train(tiny_config, run_dir=tmp_path / "notes", resume=True)
     with pytest.raises(ValueError, match="run name must be 1 to 100 letters"):
         train(tiny_config, run_dir=tmp_path / "a name")
-    strip_training_state(run_dir)
+    weights_only(run_dir)
     with pytest.raises(
         ValueError, match=r"must have its training state .* weights only \(stripped\)"
     ):

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from apps.cli import main
-from lab.checkpoint import strip_training_state
 from lab.manifest import seal_folder
 from lab.model import HookedGPT
 
@@ -109,10 +108,13 @@ def test_a_damaged_manifest_is_named(
 
 
 def test_a_finished_run_without_its_manifest_is_offered_only_what_works(
-    home: Path, refusal: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    home: Path,
+    refusal: Callable[..., str],
+    weights_only: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stripped = shutil.copytree(home / "tiny", home / "stripped")
-    strip_training_state(stripped)
+    weights_only(stripped)
     for name in ("tiny", "stripped"):
         (home / name / "manifest.json").unlink()
     assert refusal("probe", "stripped") == (

@@ -29,7 +29,8 @@ from probes.report.first_screen import best_head, sentence_about
 from probes.report.folder import write_report
 from probes.report.subject import film_of, repeated_tokens, start_id
 from probes.schemas.film import DYNAMICS
-from probes.tables import get_schema, json_rows, make_table, parquet_bytes, read_table
+from probes.schemas.labels import LABELS
+from probes.tables import SCHEMAS, json_rows, make_table, parquet_bytes, read_table
 
 CAUSES = ("redundancy", "shapley", "first_order", "agreement", "pruning", "removable")
 FIGURES = (
@@ -123,13 +124,13 @@ def test_run_vouches_for_every_file_of_its_report(trained):
 
 
 def test_tables_bear_the_run_they_come_from(trained):
-    run = open_run(trained)
+    run, schemas = open_run(trained), {schema.name: schema for schema in SCHEMAS}
     for name in ("heads", "labels", "evidence", "entropy", "spectrum", "ablation"):
-        attrs = read_table(run.file(f"{name}.parquet"), get_schema(name)).attrs
+        attrs = read_table(run.file(f"{name}.parquet"), schemas[name]).attrs
         assert attrs["run"] == "tiny"
         assert attrs["checkpoint_sha256"] == run.files["model.safetensors"].sha256
         assert (attrs["seed"], attrs["step"]) == (0, 3)
-    ablation = read_table(run.file("ablation.parquet"), get_schema("ablation"))
+    ablation = read_table(run.file("ablation.parquet"), schemas["ablation"])
     assert ablation["mode"].unique().tolist() == ["zero", "mean"]
     assert ablation.attrs["reference"] == "reversal/reference/256"
 
@@ -169,7 +170,7 @@ def test_page_shows_every_ablation(trained, found_page):
 
 
 def test_page_and_screen_say_what_each_head_is_and_why(trained, found_page, screen):
-    labels = read_table(open_run(trained).file("labels.parquet"), get_schema("labels"))
+    labels = read_table(open_run(trained).file("labels.parquet"), LABELS)
     assert screen["labels"] == json_rows(labels)
     summary = json.loads((trained / "report.json").read_text())
     assert summary["labels"] == screen["labels"]
