@@ -169,7 +169,8 @@ def fused_attention(
 
 def one_query(q: Queries, k: SharedKeys, v: SharedValues, scale: float, sight: Sight) -> Mixed:
     """Return z of the last position, which sees every real key."""
-    rows = q.squeeze(1).unflatten(1, (k.shape[2], -1))  # heads that share a key head, as rows
+    batch, kv_heads, d_head = len(q), k.shape[2], q.shape[3]
+    rows = q.reshape(batch, kv_heads, -1, d_head)  # heads that share a key head, as rows
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if sight.real is None:
         z = F.scaled_dot_product_attention(rows, k, v, scale=scale)
@@ -177,7 +178,7 @@ def one_query(q: Queries, k: SharedKeys, v: SharedValues, scale: float, sight: S
         ((_, _, shown, blind),) = sight.tiles(1, k.shape[2], q.device)
         z = F.scaled_dot_product_attention(rows, k, v, attn_mask=shown, scale=scale)
         z = z.masked_fill(blind, 0.0)
-    return z.flatten(1, 2).unsqueeze(1)
+    return z.reshape(batch, 1, -1, v.shape[3])
 
 
 def group_keys(

@@ -1,13 +1,12 @@
 """One layer of the model: attention and MLP, which read the residual stream and add to it.
 
-The file reads top to bottom: what a forward pass tells every layer, attend, block. Each activation
+The file reads top to bottom: attention, the block, and who hears what a pass says. Each activation
 passes through a HookPoint, named as in TransformerLens. A HookPoint with listeners gets the
 activation computed step by step; without listeners the fused kernel of PyTorch does several steps
 at once. How layers become a model is in `lab.model`.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -17,8 +16,9 @@ from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
 from lab.attention import (
+    Mixed,
+    Queries,
     SharedKeys,
-    Sight,
     attention_pattern,
     attention_scores,
     fused_attention,
@@ -28,52 +28,39 @@ from lab.attention import (
     share_keys,
 )
 from lab.config import ModelConfig
-from lab.gates import GateTensors
+from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed
 from lab.initial import draw_parameters
-from lab.kv_cache import KeyValueCache
 from lab.lens.view import HookedGPTConfig
 from lab.mlps import MLP, GatedMLP
-from lab.norms import make_norm
-from lab.positions import Positions, Turns, turned
-from lab.reads import AttentionReads, Observer
+from lab.norms import LayerNorm, NoNorm, RMSNorm, make_norm
+from lab.passes import Laid, Pass, pass_alone
+from lab.positions import Turns, turned
+from lab.reads import AttentionReads
 from lab.shapes import HeadVectors, Resid
-from lab.taps import hooked, listened, tap
+from lab.taps import hooked
 
-AttentionPath = Literal["auto", "fused", "explicit"]
-PerHead = Float[Tensor, "batch pos head d_model"]
-"""The residual stream, forked: one copy for each head."""
+Rows = Float[Tensor, "batch query_pos d_model"]
+"""The residual stream at the positions of the queries: all of them, or the last ones."""
+PerHead = Float[Tensor, "batch query_pos head d_model"]
+"""The same, one copy for each head."""
 PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
-"""The same for each key and value head."""
+"""The residual stream, one copy for each key and value head."""
 KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
 """One vector for each position and key head."""
 FEW_POSITIONS = 16
-"""Up to so many, as in decoding, laying weights side by side costs more than it saves."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Pass:
-    """What one forward pass tells every layer."""
-
-    positions: Positions
-    first_pos: int
-    sight: Sight
-    gates: GateTensors | None
-    observe: Observer | None
-    path: AttentionPath
-    kv_cache: KeyValueCache | None
-    turns: Turns | None
-    """How far rotary positions turn q and k."""
-    last_read: int | None
-    """The layer after whose reads nothing is asked for; None: all of it is."""
+"""Up to this many positions, laying weights side by side costs more than it saves."""
 
 
 class Attention(nn.Module):
-    """Every head reads the residual stream, mixes values over positions, and writes back."""
+    """Every head reads the residual stream, mixes values over positions, and writes back.
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    The steps, which partial passes and decoding call too: project, turn, attend, write.
+    """
+
+    def __init__(self, config: ModelConfig, cfg: HookedGPTConfig, layer: int) -> None:
         """Make room for the weights of every head that config has in this layer."""
         super().__init__()
-        self.initial_std = config.initial_std
+        self.config, self.cfg = config, cfg
         self.head_ids, self.kv_ids = config.heads_of(layer), config.kv_heads_of(layer)
         reads = tuple(self.kv_ids.index(config.kv_head(head)) for head in self.head_ids)
         self.kv_order = reading_order(reads, len(self.kv_ids))
@@ -88,7 +75,6 @@ class Attention(nn.Module):
         self.b_K = nn.Parameter(torch.zeros(kv_heads, d_head))
         self.b_V = nn.Parameter(torch.zeros(kv_heads, d_head))
         self.b_O = nn.Parameter(torch.zeros(width))
-        self.rotary_adjacent_pairs = config.rotary_adjacent_pairs
         self.hook_attn_in = HookPoint()
         self.hook_q_input, self.hook_k_input = HookPoint(), HookPoint()
         self.hook_v_input = HookPoint()
@@ -100,102 +86,97 @@ class Attention(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the parameters anew."""
-        draw_parameters(self, self.initial_std, generator)
+        draw_parameters(self, self.config.initial_std, generator)
 
     def forward(
         self,
-        q_in: Resid | PerHead,
+        q_in: Rows | PerHead,
         k_in: Resid | PerKeyHead,
         v_in: Resid | PerKeyHead,
-        run: Pass,
-        layer: int,
-        use_result: bool,
-    ) -> Resid:
+        run: Pass | None = None,
+        layer: int = 0,
+    ) -> Rows:
         """Return what all heads together add to the residual stream.
 
         Args:
-            q_in: What the queries are made of: the normalised stream, or one of its own a head.
-            k_in: The same for the keys.
+            q_in: What the queries are made of: the normalised stream, or one for each head. It may
+                hold the last positions only.
+            k_in: The same for the keys, at every position.
             v_in: The same for the values.
-            run: What this forward pass tells every layer.
+            run: What the forward pass tells every layer; None: whole sequences, without padding.
             layer: Where this layer stands now: blocks can be copied and swapped.
-            use_result: Compute what each head adds on its own, for hook_result.
         """
-        q, k, v, z = self.looks(q_in, k_in, v_in, run, layer)
-        if z is None:
-            z = self.attend(q, k, v, run, layer)
-        if run.gates is not None:
-            z = run.gates.apply(layer, z, run.positions, self.head_ids)
-        z = tap(self.hook_z, z)
-        if use_result:
-            return tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
-        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+        run = pass_alone(self.config, k_in) if run is None else run
+        return self.write(self.mix(q_in, k_in, v_in, run, layer), run, layer)
 
-    def looks(
+    def mix(
         self,
-        q_in: Resid | PerHead,
+        q_in: Rows | PerHead,
         k_in: Resid | PerKeyHead,
         v_in: Resid | PerKeyHead,
         run: Pass,
         layer: int,
-    ) -> tuple[HeadVectors, SharedKeys, SharedKeys, HeadVectors | None]:
+    ) -> Mixed:
+        """Return z, the mixed values of every head, before gates and hook_z."""
+        q, k, v, z = self.looks(q_in, k_in, v_in, run, layer)
+        return self.attend(q, k, v, run, layer) if z is None else z
+
+    def looks(
+        self,
+        q_in: Rows | PerHead,
+        k_in: Resid | PerKeyHead,
+        v_in: Resid | PerKeyHead,
+        run: Pass,
+        layer: int,
+    ) -> tuple[Queries, SharedKeys, SharedKeys, Mixed | None]:
         """Return q, k and v as the scores use them, and z where the observer's reads brought it."""
-        q, k, v = self.projections(q_in, k_in, v_in, run.kv_cache, layer)
-        q, k, v = tap(self.hook_q, q), tap(self.hook_k, k), tap(self.hook_v, v)
+        q, k, v = self.project(q_in, k_in, v_in, None if run.laid is None else run.laid[layer])
+        q, k, v = run.tap(self.hook_q, q), run.tap(self.hook_k, k), run.tap(self.hook_v, v)
         if run.turns is not None:
-            q = tap(self.hook_rot_q, turned(q, run.turns, self.rotary_adjacent_pairs))
-            k = tap(self.hook_rot_k, turned(k, run.turns, self.rotary_adjacent_pairs))
+            q, k = run.tap(self.hook_rot_q, self.turn(q, run.turns)), self.turn(k, run.turns)
+            k = run.tap(self.hook_rot_k, k)
         if run.kv_cache is not None:
             k, v = run.kv_cache.extend(layer, k, v)
         k, v = group_keys(k, self.kv_order), group_keys(v, self.kv_order)
         if run.observe is None:
             return q, k, v, None
-        matrix = run.path == "explicit" or listened(self.hook_attn_scores, self.hook_pattern)
+        matrix = run.path == "explicit" or run.hears(self.hook_attn_scores, self.hook_pattern)
         follows = run.last_read != layer and not matrix
         reads = AttentionReads(q, k, v, scale=self.scale, sight=run.sight, z_follows=follows)
         run.observe(layer, reads)
         return q, k, v, reads.z
 
-    def projections(
+    def project(
         self,
-        q_in: Resid | PerHead,
+        q_in: Rows | PerHead,
         k_in: Resid | PerKeyHead,
         v_in: Resid | PerKeyHead,
-        kv_cache: KeyValueCache | None,
-        layer: int,
-    ) -> tuple[HeadVectors, KeyVectors, KeyVectors]:
-        """Return q, k and v: from one matrix product for all heads, unless each reads its own."""
+        laid: Laid | None = None,
+    ) -> tuple[Queries, KeyVectors, KeyVectors]:
+        """Return q, k and v [batch, pos, head, d_head]: from one product if they read the same."""
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
-        kept = None if kv_cache is None else kv_cache.weights
-        few = kept is None and q_in.shape[0] * q_in.shape[1] <= FEW_POSITIONS
-        if q_in.ndim == 4 or few:
-            inputs, of_one = (q_in, k_in, v_in), project if q_in.ndim == 4 else project_few
-            q, k, v = (of_one(*each) for each in zip(inputs, weights, biases, strict=True))
+        if q_in is k_in is v_in:
+            q, k, v = project(q_in, weights, biases, laid)
             return q, k, v
-        if kept is not None and layer in kept:
-            flat, bias = kept[layer]
-        else:
-            flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
-            bias = torch.cat(biases).flatten()
-            if kept is not None:
-                kept[layer] = flat, bias
-        vectors = F.linear(q_in, flat, bias).unflatten(-1, (-1, self.W_Q.shape[-1]))
-        heads, kv_heads = len(self.head_ids), len(self.kv_ids)
-        # What hooks may write into: autograd forbids it for what split() returns, and the gradients
-        # of slices are three tensors of the whole size where this gives one.
-        q, k, v = vectors.unsafe_split_with_sizes([heads, kv_heads, kv_heads], dim=2)
+        each = zip((q_in, k_in, v_in), weights, biases, strict=True)
+        q, k, v = (project(x, (weight,), (bias,))[0] for x, weight, bias in each)
         return q, k, v
 
-    def head_results(self, z: HeadVectors) -> PerHead:
-        """Return what each head adds to the residual stream."""
-        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-        return einsum(z, self.W_O, pattern)
+    def laid(self) -> Laid:
+        """Return the weights and biases of q, k and v side by side, without their gradients."""
+        weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
+        flat, bias = side_by_side(weights, biases)
+        return flat.detach(), bias.detach()
 
-    def attend(
-        self, q: HeadVectors, k: SharedKeys, v: SharedKeys, run: Pass, layer: int
-    ) -> HeadVectors:
+    def turn(self, x: Queries, turns: Turns) -> Queries:
+        """Return q or k turned by its rotary positions, the last ones where x holds only those."""
+        n_pos = x.shape[1]
+        cos, sin = (each if each.shape[-3] == n_pos else each[..., -n_pos:, :, :] for each in turns)
+        return turned(x, (cos, sin), self.config.rotary_adjacent_pairs)
+
+    def attend(self, q: Queries, k: SharedKeys, v: SharedKeys, run: Pass, layer: int) -> Mixed:
         """Mix the values, through the matrix if somebody wants to see it."""
-        seen = listened(self.hook_attn_scores, self.hook_pattern)
+        seen = run.hears(self.hook_attn_scores, self.hook_pattern)
         if run.path == "fused" and seen:
             raise ValueError(
                 "attention='fused' never builds the scores and the pattern, "
@@ -205,12 +186,30 @@ class Attention(nn.Module):
             return fused_attention(q, k, v, scale=self.scale, sight=run.sight)
         k, v = share_keys(k, q.shape[2]), share_keys(v, q.shape[2])
         scores = attention_scores(q, k, scale=self.scale, sight=run.sight)
-        pattern = attention_pattern(tap(self.hook_attn_scores, scores))
-        return mix_values(tap(self.hook_pattern, pattern), v)
+        pattern = attention_pattern(run.tap(self.hook_attn_scores, scores))
+        return mix_values(run.tap(self.hook_pattern, pattern), v)
+
+    def write(self, z: HeadVectors, run: Pass, layer: int) -> Resid:
+        """Return what z, gated and hooked, adds to the residual stream: z W_O + b_O."""
+        if run.gates is not None:
+            positions = run.positions[..., -z.shape[1] :]
+            z = run.gates.apply(layer, z, positions, self.head_ids)
+        z = run.tap(self.hook_z, z)
+        if self.cfg.use_attn_result or run.hears(self.hook_result):
+            return run.tap(self.hook_result, self.head_results(z)).sum(dim=2) + self.b_O
+        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def head_results(self, z: HeadVectors) -> PerHead:
+        """Return what each head adds to the residual stream."""
+        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+        return einsum(z, self.W_O, pattern)
 
 
 class Block(nn.Module):
-    """One layer: the residual stream passes by; attention and MLP each read it and add to it."""
+    """One layer: the residual stream passes by; attention and MLP each read it and add to it.
+
+    The steps, which partial passes call too: read, then attention's own, middle, end.
+    """
 
     hook_out_is_single_residual_stream = True
     """What TransformerLens's logit lens asks of a block."""
@@ -218,10 +217,10 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, cfg: HookedGPTConfig, layer: int) -> None:
         """Build the two halves of the layer, or only the first in an attention-only model."""
         super().__init__()
-        self.cfg = cfg
+        self.config, self.cfg = config, cfg
         self.attn_only, self.parallel = config.attn_only, config.parallel_attn_mlp
         self.ln1 = make_norm(config)
-        self.attn = Attention(config, layer)
+        self.attn = Attention(config, cfg, layer)
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
         self.hook_resid_post = HookPoint()
         if self.attn_only:
@@ -232,37 +231,33 @@ class Block(nn.Module):
         if not self.parallel:
             self.hook_resid_mid = HookPoint()
 
-    def forward(self, residual: Resid, run: Pass, layer: int) -> Resid:
-        """Return the residual stream after this layer."""
-        residual = tap(self.hook_resid_pre, residual)
-        if run.last_read == layer and not hooked(self):
-            self.attn.looks(*self.attn_inputs(residual, run), run, layer)
+    def forward(self, residual: Resid, run: Pass | None = None, layer: int = 0) -> Resid:
+        """Return the residual stream after this layer; run and layer are as in Attention."""
+        run = pass_alone(self.config, residual) if run is None else run
+        residual = run.tap(self.hook_resid_pre, residual)
+        inputs = self.read(residual, run)
+        if run.last_read == layer and ours(self.attn) and not hooked(self):
+            self.attn.looks(*inputs, run, layer)
             return residual
-        attn_out = tap(self.hook_attn_out, self.attn_out(residual, run, layer))
-        if self.attn_only:
-            return tap(self.hook_resid_post, residual + attn_out)
-        if self.parallel:
-            return tap(self.hook_resid_post, residual + attn_out + self.mlp_out(residual, run))
-        residual = tap(self.hook_resid_mid, residual + attn_out)
-        return tap(self.hook_resid_post, residual + self.mlp_out(residual, run))
+        attn_out = run.tap(self.hook_attn_out, hand_on(self.attn, inputs, run, layer))
+        return self.end(self.middle(residual, attn_out, run), run)
 
-    def attn_out(self, residual: Resid, run: Pass, layer: int) -> Resid:
-        """Return what the heads add."""
-        use_result = self.cfg.use_attn_result or listened(self.attn.hook_result)
-        return self.attn(*self.attn_inputs(residual, run), run, layer, use_result)
-
-    def attn_inputs(
+    def read(
         self, residual: Resid, run: Pass
     ) -> tuple[Resid | PerHead, Resid | PerKeyHead, Resid | PerKeyHead]:
         """Return what q, k and v are made of."""
         attn, cfg = self.attn, self.cfg
-        hooks = (attn.hook_attn_in, attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
-        normalised = self.ln1(residual, run.path == "explicit")
-        if not (cfg.use_attn_in or cfg.use_split_qkv_input or listened(*hooks)):
+        normalised = in_steps(self.ln1, residual, run)
+        if not isinstance(attn, Attention):
             return normalised, normalised, normalised
-        return self.forks(residual, normalised)
+        hooks = (attn.hook_attn_in, attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
+        if not (cfg.use_attn_in or cfg.use_split_qkv_input or run.hears(*hooks)):
+            return normalised, normalised, normalised
+        return self.forks(residual, normalised, run)
 
-    def forks(self, residual: Resid, normalised: Resid) -> tuple[PerHead, PerKeyHead, PerKeyHead]:
+    def forks(
+        self, residual: Resid, normalised: Resid, run: Pass
+    ) -> tuple[PerHead, PerKeyHead, PerKeyHead]:
         """Return what q, k and v of each head are made of, after the hooks on their inputs.
 
         The hooks get copies of the stream before ln1, one for each head. Copies are normalised past
@@ -270,31 +265,93 @@ class Block(nn.Module):
         """
         attn = self.attn
         queries, keys = len(attn.head_ids), len(attn.kv_ids)
-        if self.cfg.use_attn_in or listened(attn.hook_attn_in):
+        if self.cfg.use_attn_in or run.hears(attn.hook_attn_in):
             if queries != keys:
                 raise ValueError(
                     "hook_attn_in needs a key head for each query head, got grouped-query "
                     f"attention with {keys} for {queries}; use hook_q_input and its fellows"
                 )
-            shared = tap(attn.hook_attn_in, fork(residual, queries))
+            shared = run.tap(attn.hook_attn_in, fork(residual, queries))
             copies = (shared, shared.clone(), shared.clone())
         else:
             copies = (fork(residual, queries), fork(residual, keys), fork(residual, keys))
-        if self.cfg.use_split_qkv_input or listened(
+        if self.cfg.use_split_qkv_input or run.hears(
             attn.hook_q_input, attn.hook_k_input, attn.hook_v_input
         ):
             hooks = (attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
-            copies = tuple(tap(hook, copy) for hook, copy in zip(hooks, copies, strict=True))
-        edited = rearrange(normalised - self.ln1.fused(residual), "b pos d -> b pos 1 d")
-        q_in, k_in, v_in = (self.ln1.fused(copy) + edited for copy in copies)
+            copies = tuple(run.tap(hook, copy) for hook, copy in zip(hooks, copies, strict=True))
+        norm = self.ln1.fused if ours(self.ln1) else self.ln1
+        edited = rearrange(normalised - norm(residual), "b pos d -> b pos 1 d")
+        q_in, k_in, v_in = (norm(copy) + edited for copy in copies)
         return q_in, k_in, v_in
+
+    def middle(self, residual: Resid, attn_out: Resid, run: Pass) -> Resid:
+        """Return the stream between the halves; behind the layer where the MLP reads beside attn.
+
+        Args:
+            residual: The stream before the layer, at the positions of attn_out.
+            attn_out: What attention adds to it.
+            run: What the forward pass tells every layer.
+        """
+        if self.attn_only:
+            return residual + attn_out
+        if self.parallel:
+            return residual + attn_out + self.mlp_out(residual, run)
+        return run.tap(self.hook_resid_mid, residual + attn_out)
+
+    def end(self, middle: Resid, run: Pass) -> Resid:
+        """Return the stream behind the layer, from what `middle` returns."""
+        if not (self.attn_only or self.parallel):
+            middle = middle + self.mlp_out(middle, run)
+        return run.tap(self.hook_resid_post, middle)
 
     def mlp_out(self, residual: Resid, run: Pass) -> Resid:
         """Return what the MLP adds."""
-        if self.cfg.use_hook_mlp_in or listened(self.hook_mlp_in):
-            residual = tap(self.hook_mlp_in, residual.clone())
-        stepwise = run.path == "explicit"
-        return tap(self.hook_mlp_out, self.mlp(self.ln2(residual, stepwise), stepwise))
+        if self.cfg.use_hook_mlp_in or run.hears(self.hook_mlp_in):
+            residual = run.tap(self.hook_mlp_in, residual.clone())
+        return run.tap(
+            self.hook_mlp_out, in_steps(self.mlp, in_steps(self.ln2, residual, run), run)
+        )
+
+
+OURS = frozenset(
+    kind.forward
+    for kind in (
+        *(Attention, Block, MLP, GatedMLP, LayerNorm, RMSNorm, NoNorm),
+        *(Embed, PosEmbed, Unembed, TiedUnembed, HookPoint, nn.ModuleList),
+    )
+)
+"""The forward functions of this package: what a pass says beyond tensors is said to no others."""
+
+
+def ours(part: nn.Module) -> bool:
+    """Tell whether a part runs this package's forward: it was neither replaced nor wrapped.
+
+    accelerate's wrapper, which brings offloaded weights, hands on whatever it gets.
+    """
+    wrapped = "forward" in part.__dict__ and "_hf_hook" not in part.__dict__
+    return type(part).forward in OURS and not wrapped
+
+
+def hand_on(part: nn.Module, inputs: tuple[Tensor, ...], run: Pass, layer: int) -> Resid:
+    """Call a layer or its attention: a part of ours hears of the pass, another gets tensors alone.
+
+    Raises:
+        ValueError: The part is foreign, and the pass says something that it would not hear.
+    """
+    if run.quiet:
+        return part.forward(*inputs, run, layer)
+    if ours(part):
+        return part(*inputs, run, layer)
+    run.refuse_foreign(part, layer)
+    return part(*inputs)
+
+
+def in_steps(part: nn.Module, x: Resid, run: Pass) -> Resid:
+    """Call a norm or an MLP on x; an explicit pass makes parts of ours go step by step."""
+    if run.quiet:
+        return part.forward(x)  # past what torch.nn.Module does for hooks
+    return part(x, True) if run.path == "explicit" and ours(part) else part(x)
 
 
 def fork(residual: Resid, heads: int) -> PerHead:
@@ -303,21 +360,39 @@ def fork(residual: Resid, heads: int) -> PerHead:
 
 
 def project(
-    inputs: PerHead,
-    weight: Float[Tensor, "head d_model d_head"],
-    bias: Float[Tensor, "head d_head"],
-) -> HeadVectors:
-    """Return one vector for each position and head, each from an input of its own."""
-    pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-    return einsum(inputs, weight, pattern) + bias
+    x: Resid | Float[Tensor, "batch pos head d_model"],
+    weights: Sequence[Float[Tensor, "_ d_model d_head"]],
+    biases: Sequence[Float[Tensor, "_ d_head"]],
+    laid: Laid | None = None,
+) -> Sequence[Float[Tensor, "batch pos _ d_head"]]:
+    """Return x W + b for each of several weights: a vector for each position and head.
+
+    Args:
+        x: [batch, pos, d_model], or [batch, pos, head, d_model] with an input for each head.
+        weights: One matrix a head, say W_Q, W_K and W_V.
+        biases: Their biases.
+        laid: `side_by_side` of the two, where somebody keeps it.
+    """
+    if x.ndim == 4:
+        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
+        each = zip(weights, biases, strict=True)
+        return [einsum(x, weight, pattern) + bias for weight, bias in each]
+    if laid is None and x.shape[0] * x.shape[1] <= FEW_POSITIONS:
+        rows = x.flatten(0, 1)  # a product for each head, with the weights where they are
+        vectors = [
+            torch.baddbmm(bias.unsqueeze(1), rows.expand(len(weight), -1, -1), weight)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]  # [head, batch * pos, d_head]
+        return [vector.transpose(0, 1).unflatten(0, x.shape[:2]) for vector in vectors]
+    flat, bias = side_by_side(weights, biases) if laid is None else laid
+    sizes = [len(weight) for weight in weights]
+    vectors = F.linear(x, flat, bias).view(*x.shape[:2], sum(sizes), weights[0].shape[-1])
+    # What hooks may write into: autograd forbids it for what split() returns, and the gradients
+    # of slices are three tensors of the whole size where this gives one.
+    return vectors.unsafe_split_with_sizes(sizes, dim=2)
 
 
-def project_few(
-    normalised: Resid,
-    weight: Float[Tensor, "head d_model d_head"],
-    bias: Float[Tensor, "head d_head"],
-) -> HeadVectors:
-    """Return what `project` does from a product for each head, with the weights where they are."""
-    positions = normalised.flatten(0, 1).expand(len(weight), -1, -1)
-    vectors = torch.baddbmm(bias.unsqueeze(1), positions, weight)
-    return vectors.transpose(0, 1).unflatten(0, normalised.shape[:2])
+def side_by_side(weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Laid:
+    """Return weights [head, d_model, d_head] and biases for one product: all heads as rows."""
+    flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
+    return flat, torch.cat([*biases]).flatten()

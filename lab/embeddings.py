@@ -65,9 +65,17 @@ class PosEmbed(nn.Module):
         """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
 
-    def forward(self, tokens: Tokens, positions: Positions, first_pos: int) -> Resid:
-        """Return a copy of the position vectors for every sequence of the batch."""
-        if positions.ndim == 2:
+    def forward(
+        self, tokens: Tokens, positions: Positions | None = None, first_pos: int = 0
+    ) -> Resid:
+        """Return a copy of the position vectors for every sequence of the batch.
+
+        Args:
+            tokens: The tokens of this call.
+            positions: Where each of them stands; None: one after the other.
+            first_pos: Positions that were computed before this call.
+        """
+        if positions is not None and positions.ndim == 2:
             return self.W_pos[positions]
         vectors = self.W_pos[first_pos : first_pos + tokens.shape[1]]
         return repeat(vectors, "pos d_model -> batch pos d_model", batch=len(tokens)).clone()

@@ -157,7 +157,7 @@ def _steps(
     real = None if real is None else real.to(device)
     # The last token is drawn but never read.
     room = tokens.shape[1] + max_new_tokens - 1
-    cache = KeyValueCache(model.config.n_layers, room=room, keep_weights=True)
+    cache = KeyValueCache(model.config.n_layers, room=room)
     decoder = None
     for _ in range(max_new_tokens):
         if decoder is not None and decoder.nobody_looks():

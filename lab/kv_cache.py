@@ -21,14 +21,12 @@ class KeyValueCache:
     are while a cache is in use: what it holds was computed from them.
     """
 
-    def __init__(self, n_layers: int, room: int = 0, *, keep_weights: bool = False) -> None:
+    def __init__(self, n_layers: int, room: int = 0) -> None:
         """Start with no positions.
 
         Args:
             n_layers: Layers of the model.
             room: Positions to make room for at once, when the whole length is known.
-            keep_weights: Also keep the weights of q, k and v laid side by side, which every step
-                needs. Edits of the model's weights are then seen by the next cache only.
         """
         self.length = 0
         """Positions that every layer has seen; a step that was broken off does not count."""
@@ -36,8 +34,6 @@ class KeyValueCache:
         self.layers: list[tuple[HeadsFirst, HeadsFirst] | None] = [None] * n_layers
         self.real: Bool[Tensor, "batch key_pos"] | None = None
         """Where the positions so far are real tokens; None: no padding."""
-        self.weights: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_weights else None
-        """Weights and biases of q, k and v of each layer, side by side; None: they are not kept."""
 
     def check(self, config: ModelConfig, batch: int) -> None:
         """Raise ValueError unless the next positions can be those of such a model and batch."""
@@ -97,20 +93,9 @@ class KeyValueCache:
             )
         else:
             keys, values = self._with_room(past, new, start, stop)
-            for buffer, n in zip((keys, values), new, strict=True):
-                buffer.narrow(2, start, stop - start).copy_(n)
+            keys[:, :, start:stop], values[:, :, start:stop] = new
         self.layers[layer] = keys, values
         return keys[:, :, :stop].transpose(1, 2), values[:, :, :stop].transpose(1, 2)
-
-    def rooms(self, layer: int) -> tuple[HeadsFirst, HeadsFirst]:
-        """Return the buffers of a layer's keys and values, for who writes one position itself."""
-        found = self.layers[layer]
-        if found is None or found[0].shape[2] <= self.length:
-            raise ValueError(
-                f"kv_cache must have room behind its {self.length} positions, got none; "
-                "make it with room= for the whole length"
-            )
-        return found
 
     def _with_room(
         self,

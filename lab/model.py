@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from lab.attention import Sight
-from lab.blocks import AttentionPath, Block, Pass
+from lab.blocks import Block, hand_on, in_steps, ours
 from lab.checks import require_choice
 from lab.config import ModelConfig, SampleConfig
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_weight
@@ -25,7 +25,8 @@ from lab.kv_cache import KeyValueCache
 from lab.lens.surface import TransformerLensSurface
 from lab.losses import check_loss, next_token_loss
 from lab.norms import make_norm
-from lab.positions import token_positions, turns_of
+from lab.passes import AttentionPath, Pass
+from lab.positions import Positions, token_positions, turns_of
 from lab.reads import Observer
 from lab.shapes import GivenMask, Resid, Tokens
 from lab.taps import tap
@@ -148,7 +149,6 @@ class HookedGPT(TransformerLensSurface):
             gates = gates.tensors(self)
         if gates is not None:
             check_gates(gates, config, batch)
-            gates = gates.like(self.W_E)
         real = None
         if attention_mask is not None:
             real = checked_mask(attention_mask, batch, n_pos, given.device)
@@ -160,20 +160,22 @@ class HookedGPT(TransformerLensSurface):
         positions = token_positions(real, first_pos, n_pos, given.device)
         layers = range(self.cfg.n_layers)[start_at_layer:stop_at_layer]
         only_reads = observe is not None and return_type is stop_at_layer is None
+        residual = given
+        if start_at_layer is None:
+            residual = self.embed_input(given, positions, first_pos)
         run = Pass(
             positions=positions,
             first_pos=first_pos,
             sight=Sight(causal=config.attention_dir == "causal", real=real),
-            gates=gates,
+            turns=turns_of(config, positions, residual.dtype),
+            gates=None if gates is None else gates.like(residual),
             observe=observe,
             path=attention,
             kv_cache=kv_cache,
-            turns=turns_of(config, positions, self.W_E.dtype),
             last_read=layers[-1] if only_reads and layers else None,
         )
-        residual = self.embed_input(given, run) if start_at_layer is None else given
         for layer in layers:
-            residual = self.blocks[layer](residual, run, layer)
+            residual = hand_on(self.blocks[layer], (residual,), run, layer)
         if kv_cache is not None:
             kv_cache.length += n_pos
         if stop_at_layer is not None:
@@ -183,7 +185,7 @@ class HookedGPT(TransformerLensSurface):
         if last_only:
             require_choice("return_type with last_only", return_type, ("logits",))
             residual = residual[:, -1:]
-        logits = self.unembed(self.ln_final(residual, attention == "explicit"))
+        logits = self.unembed(in_steps(self.ln_final, residual, run))
         if return_type == "logits":
             return logits
         if tokens is None and start_at_layer is not None:
@@ -194,19 +196,18 @@ class HookedGPT(TransformerLensSurface):
         loss = next_token_loss(logits, targets, real, loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
 
-    def embed_input(self, tokens: Tokens, run: Pass) -> Resid:
+    def embed_input(self, tokens: Tokens, positions: Positions, first_pos: int) -> Resid:
         """Return the residual stream before the first layer."""
-        n_pos = run.first_pos + tokens.shape[1]
+        n_pos = first_pos + tokens.shape[1]
         if not (tokens.shape[1] and n_pos <= self.cfg.n_ctx):
-            past = f" ({run.first_pos} of them in kv_cache)" if run.first_pos else ""
+            past = f" ({first_pos} of them in kv_cache)" if first_pos else ""
             raise ValueError(
                 f"a sequence must have 1 to n_ctx = {self.cfg.n_ctx} tokens, got {n_pos}{past}"
             )
         residual = tap(self.hook_embed, self.embed(tokens))
         if self.adds_positions:
-            residual = residual + tap(
-                self.hook_pos_embed, self.pos_embed(tokens, run.positions, run.first_pos)
-            )
+            where = (positions, first_pos) if ours(self.pos_embed) else ()
+            residual = residual + tap(self.hook_pos_embed, self.pos_embed(tokens, *where))
         return residual
 
     def generate(

@@ -3,7 +3,7 @@
 What a head writes is added to the residual stream, so a pass without it is the whole model's pass
 up to there, less what the head wrote. One pass of the whole model is kept, and any number of edited
 ones continue it: no layer below the edit, and not the attention of its own layer, runs again.
-Everything is made of the methods of `lab.blocks`; what is done with the rows is not known here.
+Every step is a method of `lab.blocks`; what is done with the rows is not known here.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,16 @@ from typing import cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
-from lab.attention import Sight, fused_attention, group_keys
-from lab.blocks import Attention, Block, Pass
-from lab.embeddings import TiedUnembed, Unembed
+from lab.attention import Sight
+from lab.blocks import Block, ours
 from lab.gates import GateTensors
 from lab.inputs import checked_ids
 from lab.model import HookedGPT
-from lab.positions import Positions, token_positions, turned, turns_of
+from lab.passes import Pass
+from lab.positions import Positions, token_positions, turns_of
 from lab.shapes import HeadVectors, PositionMask, Resid, Tokens
-from lab.taps import hooked
+from lab.taps import hooked_here
 
 Edits = Float[Tensor, "run batch pos d_model"]
 """What each run adds to what a layer's attention writes."""
@@ -61,16 +60,21 @@ class WholePass:
 
 
 def can_be_entered(model: HookedGPT) -> bool:
-    """Tell whether parts of the model's pass can stand for it: nobody listens, no part is foreign.
+    """Tell whether the steps of a pass may be taken one by one, past the parts' own forward.
 
-    A hook may do anything anywhere, and so may a subclass's forward or a block of another class.
+    They may where nobody listens, every part and the model run this package's forward, neither
+    replaced nor wrapped, and every weight holds its data: accelerate brings offloaded weights in a
+    wrapper of forward.
     """
+    _, *parts = modules = list(model.modules())
     return (
         type(model).forward is HookedGPT.forward
-        and all(type(block) is Block and type(block.attn) is Attention for block in model.blocks)
-        and type(model.unembed) in (Unembed, TiedUnembed)
+        and all(ours(part) for part in parts)
+        and not any("forward" in module.__dict__ or hooked_here(module) for module in modules)
+        and not any(
+            w.is_meta for module in modules for w in module._parameters.values() if w is not None
+        )
         and len(model.blocks) > 0
-        and not hooked(model)
     )
 
 
@@ -88,13 +92,13 @@ def whole_pass(
     """
     tokens = checked_ids(tokens)
     run = pass_over(model, tokens.shape[1], real)
-    residual = model.embed_input(tokens, run)
+    residual = model.embed_input(tokens, run.positions, 0)
     layers = []
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(blocks_of(model)):
         last = layer == len(model.blocks) - 1
-        half = halfway(cast(Block, block), residual, run, layer, first if last else 0)
+        half = halfway(block, residual, run, layer, first if last else 0)
         layers.append(half)
-        residual = behind_mlp(cast(Block, block), half.residual, run)
+        residual = block.end(half.residual, run)
     return WholePass(
         model=model,
         real=real,
@@ -122,12 +126,12 @@ def edited_rows(
     n_pos = whole.positions.shape[-1]
     run = pass_over(model, n_pos, real, gates)
     residual = (whole.layers[layer].residual + edits).flatten(0, 1)
-    blocks = [cast(Block, block) for block in model.blocks]
-    residual = behind_mlp(blocks[layer], residual, run)
+    blocks = blocks_of(model)
+    residual = blocks[layer].end(residual, run)
     for above in range(layer + 1, len(blocks)):
         first = whole.first if above == len(blocks) - 1 else 0
         residual = halfway(blocks[above], residual, run, above, first).residual
-        residual = behind_mlp(blocks[above], residual, run)
+        residual = blocks[above].end(residual, run)
     return residual.unflatten(0, (runs, -1))
 
 
@@ -135,55 +139,27 @@ def pass_over(
     model: HookedGPT, n_pos: int, real: PositionMask | None, gates: GateTensors | None = None
 ) -> Pass:
     """Return what HookedGPT.forward tells every layer of a plain pass."""
-    config, weight = model.config, model.W_E
+    config, weight = model.config, model.embed.W_E
     positions = token_positions(real, 0, n_pos, weight.device)
     return Pass(
         positions=positions,
         first_pos=0,
         sight=Sight(causal=config.attention_dir == "causal", real=real),
-        gates=None if gates is None else gates.like(weight),
-        observe=None,
-        path="auto",
-        kv_cache=None,
         turns=turns_of(config, positions, weight.dtype),
-        last_read=None,
+        gates=None if gates is None else gates.like(weight),
+        quiet=True,
     )
 
 
+def blocks_of(model: HookedGPT) -> list[Block]:
+    """Return the layers of a model that can be entered."""
+    return [cast(Block, block) for block in model.blocks]
+
+
 def halfway(block: Block, residual: Resid, run: Pass, layer: int, first: int) -> Halfway:
-    """Run a layer up to behind its attention, from a position on: of those before, keys only."""
-    attn = block.attn
-    normalised = block.ln1(residual)
-    q = projected(normalised[:, first:], attn.W_Q, attn.b_Q)
-    k = projected(normalised, attn.W_K, attn.b_K)
-    v = projected(normalised, attn.W_V, attn.b_V)
-    if run.turns is not None:
-        cos, sin = run.turns
-        adjacent = attn.rotary_adjacent_pairs
-        q = turned(q, (cos[..., first:, :, :], sin[..., first:, :, :]), adjacent)
-        k = turned(k, run.turns, adjacent)
-    k, v = group_keys(k, attn.kv_order), group_keys(v, attn.kv_order)
-    z = fused_attention(q, k, v, scale=attn.scale, sight=run.sight)
-    mixed = z
-    if run.gates is not None:
-        mixed = run.gates.apply(layer, z, run.positions[..., first:], attn.head_ids)
-    read = residual[:, first:]
-    residual = read + F.linear(mixed.flatten(2), attn.W_O.flatten(0, 1).T, attn.b_O)
-    if block.parallel and not block.attn_only:
-        residual = residual + block.mlp_out(read, run)
-    return Halfway(z=z, residual=residual)
-
-
-def projected(
-    normalised: Resid, weight: Float[Tensor, "head d_model d_head"], bias: Tensor
-) -> HeadVectors:
-    """Return one vector for each position and head, from one matrix product for all heads."""
-    vectors = F.linear(normalised, weight.mT.flatten(0, 1), bias.flatten())
-    return vectors.unflatten(-1, (-1, weight.shape[-1]))
-
-
-def behind_mlp(block: Block, residual: Resid, run: Pass) -> Resid:
-    """Return the stream behind a layer from where `Halfway.residual` stands."""
-    if block.attn_only or block.parallel:
-        return residual
-    return residual + block.mlp_out(residual, run)
+    """Run a layer up to behind its attention, from a position on: keys alone before it."""
+    read = residual[:, first:] if first else residual
+    queries, keys, values = block.read(residual, run)
+    queries = queries[:, first:] if first else queries
+    z = block.attn.mix(queries, keys, values, run, layer)
+    return Halfway(z=z, residual=block.middle(read, block.attn.write(z, run, layer), run))

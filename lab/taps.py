@@ -23,15 +23,19 @@ def listened(*hooks: HookPoint) -> bool:
     return False
 
 
+def hooked_here(module: nn.Module) -> bool:
+    """Tell whether a hook of any sort stands on this module itself."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 def hooked(module: nn.Module) -> bool:
     """Tell whether a hook of any sort stands on a module or on one inside it."""
-    return any(
-        each._forward_hooks
-        or each._forward_pre_hooks
-        or each._backward_hooks
-        or each._backward_pre_hooks
-        for each in module.modules()
-    )
+    return any(hooked_here(each) for each in module.modules())
 
 
 def tap(hook: HookPoint, x: Tensor) -> Tensor:

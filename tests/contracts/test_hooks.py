@@ -141,7 +141,7 @@ class TestReplacedModules:
 
     def test_a_hook_left_behind_is_an_error(self, gpt2: HookedGPT, tokens: Tensor) -> None:
         gpt2.add_hook(Z, zero)
-        gpt2.blocks[0].attn = Attention(gpt2.config, 0).double()
+        gpt2.blocks[0].attn = Attention(gpt2.config, gpt2.cfg, 0).double()
         message = "hooks must stand on modules of the model, got one on blocks.0.attn.hook_z"
         with pytest.raises(ValueError, match=message):
             gpt2(tokens)
