@@ -6,7 +6,6 @@ temporary name, forced to the disk and renamed once. What a run is made of is no
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -18,11 +17,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 LONGEST_JSON = 64 * 2**20
+LOCK = ".lock"
+"""The file by which a folder is held; it is there only while a process holds the folder."""
 
 
 def temporary_name(path: Path) -> Path:
@@ -110,6 +113,7 @@ def atomic_dir(final: Path) -> Iterator[Path]:
                     sync(path)
                 sync(temporary)
                 temporary.rename(final)
+                (final / LOCK).unlink(missing_ok=True)
             sync(final.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -144,20 +148,25 @@ def hold(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: If another process holds it.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    folder.stat()  # FileLock would make a folder that is missing
+    # Not thread-local: a generator that holds a run may be closed by another thread.
+    lock = FileLock(folder / LOCK, blocking=False, thread_local=False)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"folder must not be in use, got {str(folder)!r}, which another process writes; "
-                "wait until it ends or choose another name"
-            ) from None
-        except OSError as error:  # a file system without locks: go on without one
-            logger.debug("no lock on %s: %s", folder, error)
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"folder must not be in use, got {str(folder)!r}, which another process writes; "
+            "wait until it ends or choose another name"
+        ) from None
+    except OSError as error:  # a file system without locks: go on without one
+        logger.debug("no lock on %s: %s", folder, error)
+    try:
         yield
     finally:
-        os.close(descriptor)
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink(missing_ok=True)
+            lock.release()
 
 
 def remove_leftovers(parent: Path, name: str = "") -> None:

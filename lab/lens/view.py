@@ -23,6 +23,9 @@ SETTINGS = ("device", "dtype", "default_prepend_bos")
 class HookedGPTConfig(TransformerLensConfig):
     """TransformerLens's mutable view of a ModelConfig, with the fields that its tools look for."""
 
+    __slots__ = ("built",)
+    """True once every field is set. A slot, because TransformerLens's to_dict copies vars(cfg)."""
+
     d_vocab_out: int = -1
     use_attn_in: bool = False
     use_hook_mlp_in: bool = False
@@ -37,7 +40,8 @@ class HookedGPTConfig(TransformerLensConfig):
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        """Fill in nothing: `of` gives every field, and ModelConfig has checked them all."""
+        """Mark the view as built; `of` gives every field, and ModelConfig has checked them all."""
+        self.built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field.
@@ -46,7 +50,7 @@ class HookedGPTConfig(TransformerLensConfig):
             ValueError: Nobody would read the field, what is built would not follow it, or a flag
                 would be neither true nor false.
         """
-        if "initializer_range" in vars(self):  # the last field: the view is made
+        if getattr(self, "built", False):
             check_change(name, value, [field.name for field in dataclasses.fields(self)])
         super().__setattr__(name, value)
 

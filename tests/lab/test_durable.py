@@ -124,3 +124,14 @@ def test_permissions_are_the_remedy_where_they_are_the_fault(tmp_path):
             one_clear_error(tmp_path),
         ):
             raise OSError(number, os.strerror(number))
+
+
+def test_a_folder_holds_nothing_of_a_lock_once_it_is_let_go(tmp_path):
+    with atomic_dir(tmp_path / "run") as folder:
+        (folder / "a").write_bytes(b"x")
+    with hold(tmp_path / "run"), pytest.raises(ValueError, match="must not be in use"):
+        hold(tmp_path / "run").__enter__()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["a"]
+    with pytest.raises(FileNotFoundError):
+        hold(tmp_path / "missing").__enter__()
+    assert not (tmp_path / "missing").exists()
