@@ -1,4 +1,4 @@
-"""Named full configurations: what `headlab train <name>` trains. No torch.
+"""Named full configurations: what `headlab train <name>` trains. Listing them needs no torch.
 
 A preset is a function that returns a whole TrainConfig; what one was chosen over is in docs/log.md.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lab.config import ModelConfig, TrainConfig
 from lab.naming import unknown_name
+from lab.tasks.registry import TASKS, get_task
 from lab.vocab import letter_vocab
 
 
@@ -90,13 +91,26 @@ PRESETS = (
 def get_preset(name: str, *, seed: int = 0) -> TrainConfig:
     """Return a preset by name, with one seed for its data and its initial weights.
 
+    A task that has no preset gets what all presets share, with room for its sequences.
+
+    >>> get_preset("recall", seed=1).task
+    'recall'
+
     Raises:
-        ValueError: If there is no such preset.
+        ValueError: There is neither a preset nor a task of this name.
     """
     makers = {entry.name: entry.make for entry in PRESETS}
-    if name not in makers:
-        raise ValueError(unknown_name("preset", name, makers))
-    config = makers[name]()
+    tasks = [entry.name for entry in TASKS]
+    if name in makers:
+        config = makers[name]()
+    elif name in tasks:
+        config = small_gpt_on(name)
+        task = get_task(name, length=config.length, n_symbols=config.n_symbols)
+        n_ctx = max(config.model.n_ctx, task.n_tokens)
+        model = dataclasses.replace(config.model, n_ctx=n_ctx, d_vocab=task.d_vocab)
+        config = dataclasses.replace(config, model=model)
+    else:
+        raise ValueError(unknown_name("preset", name, {*makers, *tasks}))
     return dataclasses.replace(
         config, seed=seed, model=dataclasses.replace(config.model, seed=seed)
     )

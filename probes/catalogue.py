@@ -4,7 +4,8 @@
 """
 
 from lab.naming import article
-from probes.labels.rules import CLASSES, CONTENT, CUTS, ELSEWHERE_BELOW
+from probes.head_classes import CLASSES, CONTENT
+from probes.labels.rules import CUTS, ELSEWHERE_BELOW
 from probes.measures import MEASURES, MeasureEntry
 from probes.registry import PROBES, ProbeEntry
 from probes.schemas.columns import Schema

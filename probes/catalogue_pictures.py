@@ -24,6 +24,7 @@ from probes.catalogue import PICTURES, probes_as_markdown
 from probes.film.frames import find_onsets
 from probes.labels.study import label_heads
 from probes.planted import Planted, PlantedHead, plant
+from probes.planted.cohort import WRITERS
 from probes.plots import (
     new_figure,
     plot_attention,
@@ -34,7 +35,7 @@ from probes.plots import (
 )
 from probes.plots.canvas import figure_of, headline
 from probes.reading.reads import probe_input
-from probes.registry import PROBES, ProbeEntry, load_function
+from probes.registry import PROBES, Example, ProbeEntry, load_function
 from probes.report.figures import label_sheet
 from probes.schemas.film import DYNAMICS
 from probes.tables import rows_table
@@ -65,22 +66,6 @@ PLANTED_LAYERS: tuple[tuple[PlantedHead, ...], ...] = (
 )
 """The heads of the model in the pictures."""
 
-SHOWN: Mapping[str, tuple[str, int, int]] = MappingProxyType(
-    {
-        "sources": ("reversal", 0, 4),
-        "sources_plus_1": ("reversal", 0, 3),
-        "sources_plus_2": ("reversal", 1, 0),
-        "previous": ("reversal", 0, 0),
-        "current": ("reversal", 0, 1),
-        "first": ("reversal", 0, 2),
-        "duplicate": ("repeats", 0, 3),
-        "induction": ("repeats", 1, 0),
-        "preceder": ("repeats", 1, 1),
-    }
-)
-"""Which head each probe is shown on, and on which sequence: a word reversed or a block twice."""
-
-
 ENTROPY_HEADS: Mapping[tuple[int, int], str] = MappingProxyType(
     {(0, 5): "uniform", (1, 3): "prefers recent", (1, 4): "previous, first", (0, 0): "previous"}
 )
@@ -89,23 +74,36 @@ SPECTRUM_HEADS: Mapping[tuple[int, int], str] = MappingProxyType(
 )
 
 
-def planted_model() -> Planted:
+def planted_model(layers: tuple[tuple[PlantedHead, ...], ...] = PLANTED_LAYERS) -> Planted:
     """Return the model in the pictures."""
-    return plant(PLANTED_LAYERS, word=WORD, d_vocab=2 + 2 * WORD, n_ctx=2 * WORD + 2)
+    return plant(layers, word=WORD, d_vocab=2 + 2 * WORD, n_ctx=2 * WORD + 2)
 
 
-def shown_input(planted: Planted, kind: str) -> Batch | Tokens:
+def planted_example(planted: Planted, example: Example) -> tuple[Planted, int, int]:
+    """Return the model, layer and head of an example: in the model of the pictures, or in its own.
+
+    A new probe is not planted among the others, so that their pictures stay as they are.
+    """
+    for layer, row in enumerate(planted.layers):
+        for index, head in enumerate(row):
+            if (head.kind, head.distance) == (example.kind, example.distance):
+                return planted, layer, index
+    head = PlantedHead(kind=example.kind, distance=example.distance)
+    return planted_model((WRITERS, (head, PlantedHead(kind="uniform")))), 1, 0
+
+
+def shown_input(planted: Planted, on: str) -> Batch | Tokens:
     """Return the sequence of a picture."""
     word = torch.arange(2, 2 + WORD).unsqueeze(0)
-    if kind == "reversal":
+    if on == "word":
         return planted.task.sequences(word)
     return torch.cat([torch.zeros(1, 1, dtype=torch.long), word, word], dim=1)
 
 
 def probe_table(planted: Planted, entry: ProbeEntry) -> pd.DataFrame:
     """Return the map of the head that a probe is shown on, its target cells marked."""
-    kind, layer, head = SHOWN[entry.name]
-    shown = shown_input(planted, kind)
+    planted, layer, head = planted_example(planted, entry.example)
+    shown = shown_input(planted, entry.example.on)
     frame = attention_map(planted.model, shown, layer=layer, head=head, vocab=planted.task.vocab)
     targets = load_function(entry)(probe_input(planted.model, shown, special_ids=(0, 1)))
     cells = set(zip(targets.query_pos[0].tolist(), targets.key_pos[0].tolist(), strict=True))

@@ -2,18 +2,32 @@
 
 A probe of this list is the attention mass that a head puts on a set of target cells. A new one is a
 function in `probes.attention.targets` and an entry here; tables, reports and docs/probes.md follow.
-No torch is imported: `where` is resolved on use.
+An entry in `probes.head_classes` makes it a label too. No torch is imported: `where` is resolved on
+use.
 """
 
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lab.naming import unknown_name
 
 MASS = "mean probability"
 """Unit of every probe of this list: attention mass on the targets, averaged over scored rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A head to plant that a probe scores near 1, and what it is shown on."""
+
+    kind: str
+    """A kind of `probes.planted.heads`; or, of a head that looks at places alone, module:function
+    (n_ctx) that gives the key of every row."""
+    distance: int = 0
+    """By how many tokens it looks aside, for the kinds offset, pointer and reversal."""
+    on: Literal["word", "blocks"] = "word"
+    """A word and its reversal, or a block of different symbols twice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +54,10 @@ class ProbeEntry:
     """What a high score does not show."""
     where: str
     """module:function that gives the target cells."""
+    example: Example
+    """The planted head of its picture, its tests and, if it is a class, of the report card."""
+    rung: str = ""
+    """What it is called beside its neighbours, in charts that show them together."""
     unit: str = MASS
     """Unit of the score."""
     low: float = 0.0
@@ -64,6 +82,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         caveat="Attending is not using: confirm by ablation. In the copy task an induction head "
         "attends to the same cells.",
         where="probes.attention.targets:answer_sources",
+        example=Example(kind="reversal"),
+        rung="on time: the answer's source",
         needs_sources=True,
     ),
     ProbeEntry(
@@ -73,10 +93,13 @@ PROBES: tuple[ProbeEntry, ...] = (
         head_kind="late source head",
         target="the source of the answer one row late",
         formula="mean over p of the sum of A[p + 1, s] over the sources s of row p's answer",
-        rows="the row after each scored one; key: as in sources (reversal: query + key = 2n + 2)",
+        rows="the row after each scored one; key: as in sources, without those that are sources of "
+        "that row too (reversal: query + key = 2n + 2)",
         source="neighbouring stripe of sources; a one-off reading of the map reports this one",
         caveat="A control for sources: a head that is high only here matches equal tokens.",
         where="probes.attention.targets:answer_sources_plus_1",
+        example=Example(kind="duplicate"),
+        rung="one row late",
         needs_sources=True,
     ),
     ProbeEntry(
@@ -86,10 +109,13 @@ PROBES: tuple[ProbeEntry, ...] = (
         head_kind="late source head",
         target="the source of the answer two rows late",
         formula="mean over p of the sum of A[p + 2, s] over the sources s of row p's answer",
-        rows="two rows after each scored one; key: as in sources (reversal: query + key = 2n + 3)",
+        rows="two rows after each scored one; key: as in sources_plus_1 "
+        "(reversal: query + key = 2n + 3)",
         source="neighbouring stripe of sources",
         caveat="A control for sources, with one row less: the last one has no place.",
         where="probes.attention.targets:answer_sources_plus_2",
+        example=Example(kind="induction"),
+        rung="two rows late",
         needs_sources=True,
     ),
     ProbeEntry(
@@ -103,6 +129,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="A head that prefers recent tokens scores too; compare with other distances.",
         where="probes.attention.targets:previous_token",
+        example=Example(kind="previous"),
     ),
     ProbeEntry(
         name="current",
@@ -115,6 +142,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         source="ARENA 3.0, current-token heads",
         caveat="Token-matching heads that do not exclude themselves score too.",
         where="probes.attention.targets:current_token",
+        example=Example(kind="current"),
     ),
     ProbeEntry(
         name="first",
@@ -127,6 +155,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         source="Gu et al. 2025, When attention sink emerges in language models",
         caveat="Often a head at rest: what it reads there may be next to nothing.",
         where="probes.attention.targets:first_token",
+        example=Example(kind="first"),
     ),
     ProbeEntry(
         name="duplicate",
@@ -139,6 +168,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         source="Wang et al. 2023, Interpretability in the wild",
         caveat="In natural text common words repeat; type heads on random tokens.",
         where="probes.attention.targets:duplicate_token",
+        example=Example(kind="duplicate", on="blocks"),
+        rung="0: the earlier copy itself",
     ),
     ProbeEntry(
         name="induction",
@@ -152,6 +183,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="Prefix matching only: the full definition also asks that the head copies.",
         where="probes.attention.targets:induction",
+        example=Example(kind="induction", on="blocks"),
+        rung="+1: the token after the earlier copy",
     ),
     ProbeEntry(
         name="preceder",
@@ -167,8 +200,14 @@ PROBES: tuple[ProbeEntry, ...] = (
         caveat="One key before the duplicate and two before the induction target: read the three "
         "side by side.",
         where="probes.attention.targets:preceder",
+        example=Example(kind="pointer", distance=-1, on="blocks"),
+        rung="-1: the token before the earlier copy",
     ),
 )
+
+
+SOURCE_PROBES = ("sources", "sources_plus_1", "sources_plus_2")
+"""Probes of the answer's source, read on time, one row late and two rows late."""
 
 
 def probe_names() -> tuple[str, ...]:
@@ -217,5 +256,14 @@ def choose_probes(names: Iterable[str] | None, *, has_sources: bool) -> tuple[Pr
 
 def load_function(entry: ProbeEntry) -> Callable[..., Any]:
     """Import and return the function that gives a probe's target cells."""
-    module, name = entry.where.split(":")
+    return load_object(entry.where)
+
+
+def load_object(where: str) -> Any:
+    """Import and return what is written module:name.
+
+    >>> load_object("probes.registry:MASS")
+    'mean probability'
+    """
+    module, name = where.split(":")
     return getattr(importlib.import_module(module), name)

@@ -13,7 +13,8 @@ import streamlit as st
 from apps.studio import charts, effects, joint, loaders, tables, widgets
 from apps.studio.address import View, all_heads, click_complaints, complaints
 from lab.naming import counted, head_label
-from probes.labels.evidence_card import card_facts, card_title, shown_label
+from probes.head_classes import shown_label
+from probes.labels.evidence_card import card_facts, card_title
 
 Columns = list[tuple[str, str, dict[str, Any]]]
 """What each model is called, the class of its column, its numbers; and what changes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from apps.console import grouped, say, say_table
 from lab.naming import counted, head_label
-from probes.labels.evidence_card import shown_label
+from probes.head_classes import shown_label
 
 Row = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 from apps.console import grouped, say, say_facts, say_table
 from apps.terminal.head_table import shown
 from lab.naming import head_label
-from probes.labels.evidence_card import card_facts, card_title, shown_label
-from probes.labels.rules import LABEL_NAMES, OTHERS
+from probes.head_classes import LABEL_NAMES, OTHERS, shown_label
+from probes.labels.evidence_card import card_facts, card_title
 
 Row = Mapping[str, Any]
 

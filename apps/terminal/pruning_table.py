@@ -12,7 +12,7 @@ from apps.terminal.ablation_table import metric_name, metric_title, number
 from apps.terminal.head_table import shown
 from apps.terminal.label_table import FEW_HEADS
 from lab.naming import counted, head_label
-from probes.labels.evidence_card import shown_label
+from probes.head_classes import shown_label
 
 if TYPE_CHECKING:
     from lab.evaluation import Evaluation

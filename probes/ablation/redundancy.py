@@ -26,8 +26,8 @@ from probes.ablation.metrics import MetricFunction, one_metric
 from probes.ablation.shapley import MOST_EXACT, shapley_plan, subset, value_rows
 from probes.ablation.sweep import Ablation, HeadSet, Swept, sweep_sets
 from probes.execution import Execution
+from probes.head_classes import CLASSES
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.labels.rules import CLASSES, LABEL_NAMES
 from probes.labels.study import label_heads
 from probes.reading.reads import as_batch, provenance, require_gates
 from probes.schemas.cause import REDUNDANCY
@@ -161,8 +161,7 @@ def label_groups(labels: pd.DataFrame) -> dict[str, HeadSet]:
         str(name): tuple(zip(own["layer"].tolist(), own["head"].tolist(), strict=True))
         for name, own in labels.groupby("label")
     }
-    kept = [name for name in LABEL_NAMES if name in CLASSES or name in ("uniform", "broad")]
-    return {name: found[name] for name in kept if name in found}
+    return {name: found[name] for name in (*CLASSES, "uniform", "broad") if name in found}
 
 
 def checked_groups(model: HookedGPT, groups: Mapping[str, Iterable[Head]]) -> dict[str, HeadSet]:

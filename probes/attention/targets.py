@@ -111,13 +111,28 @@ def answer_sources_plus_2(x: ProbeInput) -> Targets:
 
 
 def late_sources(x: ProbeInput, late: int) -> Targets:
-    """Return the source cells, each moved `late` rows down; rows past the end are left out."""
+    """Return the cells (query + late, source of the query's answer); rows past an end are left out.
+
+    A late (or, with -1, an early) cell that is a source of its own row too, as with equal symbols
+    or sources that stay in place, is left out: no head is blamed for its neighbour.
+
+    Raises:
+        ValueError: The input has no sources.
+    """
     if x.sources is None:
         raise ValueError("sources must be those of a task's batch, got plain tokens")
     batch, n_pos, n_sources = x.sources.shape
-    kept = max(0, n_pos - late)
-    keys = x.sources[:, :kept].reshape(batch, -1)
-    rows = torch.arange(late, late + kept, device=keys.device).repeat_interleave(n_sources)
+    rows = torch.arange(n_pos, device=x.sources.device) + late
+    inside = (rows >= 0) & (rows < n_pos)
+    keys, rows = x.sources[:, inside], rows[inside]  # [batch, row, n_sources]
+    if late:
+        own = x.sources[:, rows]
+        left_out = (keys.unsqueeze(3) == own.unsqueeze(2)).any(dim=3)
+        if x.causal:
+            left_out |= keys > rows.view(1, -1, 1)
+        keys = torch.where(left_out, -1, keys)
+    keys = keys.flatten(1)
+    rows = rows.repeat_interleave(n_sources)
     used = (keys >= 0).any(dim=0)
     return Targets.of_cells(rows[used].expand(batch, -1), keys[:, used].clamp(min=-1), x)
 

@@ -29,6 +29,7 @@ from probes.ablation.matched_sets import Head
 from probes.ablation.runs import TOKENS_AT_ONCE, repeated, set_gates
 from probes.ablation.sweep import Ablation, HeadSet
 from probes.execution import Execution
+from probes.head_classes import LADDER
 from probes.labels.layer_measures import pair_rows
 from probes.reading.inputs import PairedInput
 from probes.reading.pattern_reads import LayerReads
@@ -266,4 +267,4 @@ class SomeRuns:
 def induction_means(reads: LayerReads, pair: PairedInput) -> Float64[Tensor, "batch head"]:
     """Return the attention on what followed the first copy of a token, mean over rows."""
     rows, keys = pair_rows(pair)
-    return reads.cells(rows, keys[-1]).cpu().double().mean(dim=-1)
+    return reads.cells(rows, keys[LADDER.index("induction")]).cpu().double().mean(dim=-1)

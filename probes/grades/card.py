@@ -33,6 +33,7 @@ from probes.grades.grading import (
     variant_grades,
 )
 from probes.grades.rivals import Scores, bare_means, customary_label, detector_scores
+from probes.head_classes import shown_label
 from probes.labels.study import label_study
 from probes.planted.building import Planted
 from probes.planted.cohort import (
@@ -230,10 +231,10 @@ def our_answers(model: HookedGPT, batch: Batch, pair: PairedInput, seed: int) ->
     effects: dict[tuple[int, int], dict[str, float]] = {}
     for row in study.evidence.to_dict("records"):
         own = effects.setdefault((row["layer"], row["head"]), {})
-        own[graded_name(row["probe"])] = row["effect"]
+        own[shown_label(row["probe"], "reversal")] = row["effect"]
     return {
         (row["layer"], row["head"]): Answer(
-            label=graded_name(row["label"]),
+            label=shown_label(row["label"], "reversal"),
             scores={
                 **effects[row["layer"], row["head"]],
                 "uniform": row["entropy_normalised"],
@@ -244,11 +245,6 @@ def our_answers(model: HookedGPT, batch: Batch, pair: PairedInput, seed: int) ->
         )
         for row in study.labels.to_dict("records")
     }
-
-
-def graded_name(label: str) -> str:
-    """Return a label by the name that it is graded under: the task here is reversal."""
-    return "reversal" if label == "sources" else label
 
 
 def customary_answers(scores: Scores) -> Answers:

@@ -12,18 +12,15 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from probes.head_classes import HEAD_CLASSES, shown_label
 from probes.schemas import columns as c
 from probes.schemas.columns import Schema
 from probes.tables import make_table
 
+BY_TASK = {own.name: own.looks == "task" for own in HEAD_CLASSES}
+"""The classes of heads, and whether they look at the sources of a task, which is reversal here."""
 CLASSES = (
-    "previous",
-    "current",
-    "first",
-    "duplicate",
-    "preceder",
-    "induction",
-    "reversal",
+    *(shown_label(name, "reversal") for name in sorted(BY_TASK, key=lambda name: BY_TASK[name])),
     "uniform",
     "none",
 )

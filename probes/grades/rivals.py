@@ -14,16 +14,11 @@ from transformer_lens.head_detector import detect_head
 from lab.model import HookedGPT
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
+from probes.head_classes import DISTANCES, HEAD_CLASSES, STEPS
 from probes.reading.inputs import PairedInput
 
 CUSTOMARY_CUT = 0.4
 """The threshold of ARENA's exercises and of most reports."""
-DETECTED: Mapping[str, str] = {
-    "previous": "previous_token_head",
-    "duplicate": "duplicate_token_head",
-    "induction": "induction_head",
-}
-"""The classes that TransformerLens's detector knows, and its names for them."""
 DETECTOR_PROMPTS = 4
 """Sequences that the detector sees; it takes them one at a time."""
 
@@ -42,9 +37,10 @@ def detector_scores(model: HookedGPT, tokens: Tokens) -> Scores:
         _, cache = model.run_with_cache(
             one.unsqueeze(0), remove_batch_dim=True, names_filter=is_pattern
         )
-        for name, pattern in DETECTED.items():
-            found = detect_head(model, one.unsqueeze(0), pattern, cache=cache).double()  # pyright: ignore[reportArgumentType]
-            total[name] = total.get(name, torch.zeros_like(found)) + found
+        for own in HEAD_CLASSES:
+            if own.detector:
+                found = detect_head(model, one.unsqueeze(0), own.detector, cache=cache).double()  # pyright: ignore[reportArgumentType]
+                total[own.name] = total.get(own.name, torch.zeros_like(found)) + found
     return {name: sum_ / len(tokens[:DETECTOR_PROMPTS]) for name, sum_ in total.items()}
 
 
@@ -68,12 +64,9 @@ def bare_means(model: HookedGPT, batch: Batch, pair: PairedInput) -> Scores:
         return pattern.diagonal(-offset, dim1=-2, dim2=-1).mean(dim=(1, 3))
 
     found = {
-        "current": diagonal(given, 0),
-        "previous": diagonal(given, 1),
+        **{name: diagonal(given, distance) for name, distance in DISTANCES.items()},
         "first": given[..., 0].mean(dim=(1, 3)),
-        "duplicate": diagonal(repeated, S),
-        "induction": diagonal(repeated, S - 1),
-        "preceder": diagonal(repeated, S + 1),
+        **{name: diagonal(repeated, S - step) for name, step in STEPS.items()},
         "reversal": answers.mean(dim=0),
     }
     return {name: score.double() for name, score in found.items()}

@@ -16,8 +16,8 @@ from probes.attention.entropy import SUMS
 from probes.attention.heads import mass_on
 from probes.attention.offsets import longest_offset, spectrum_rows
 from probes.attention.targets import ProbeInput, answer_sources
+from probes.head_classes import CONTENT, LADDER
 from probes.labels.layer_measures import (
-    LADDER,
     Heads,
     InputCells,
     Measure,
@@ -30,7 +30,6 @@ from probes.labels.layer_measures import (
     pair_rows,
     written_measures,
 )
-from probes.labels.rules import CONTENT
 from probes.labels.source_stripes import STRIPES, source_overlap
 from probes.reading.inputs import PairedInput
 from probes.reading.pattern_reads import LayerReads
@@ -72,7 +71,7 @@ class Evidence:
     classes: Mapping[str, ClassMass]
     """Every class that the input can show."""
     ladder: Float64[np.ndarray, "step column"]
-    """D(-1), D(0) and D(+1) on the rows that have all three; NaN without repeated blocks."""
+    """The mass at each step of LADDER on the same rows; NaN without repeated blocks."""
     ladder_control: Float64[np.ndarray, "step column"]
     """The same cells in the control."""
     stripes: Float64[np.ndarray, "stripe column"]
@@ -242,7 +241,7 @@ def content_classes(
 
 
 def ladder_means(cells: np.ndarray) -> Float64[np.ndarray, "step column"]:
-    """Return D(-1), D(0) and D(+1) on the rows that have all three keys."""
+    """Return the mean mass at each step of LADDER, without the first row: it has no key before."""
     return cells[:, :, :, 1:].mean(axis=(0, 3)).T
 
 

@@ -8,26 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.naming import counted, head_label
+from probes.head_classes import CLASSES_BY_NAME, shown_label
 from probes.labels.rules import CUTS
 
 Row = Mapping[str, Any]
 """A row of the labels table as `json_rows` gives it: None where a number is missing."""
 
 SILENT = f"yes: it writes less than {100 * CUTS.silent_share:g} % of its layer's median"
-
-POSITIONAL = frozenset({"previous", "current", "first"})
-"""Classes that have no content which could be exchanged."""
-
-
-def shown_label(label: str, task: str | None) -> str:
-    """Return a label as people say it: a head on the sources of a reversal is a reversal head.
-
-    Of no other task: an induction task can be solved by heads that are no induction heads.
-
-    >>> shown_label("sources", "reversal"), shown_label("sources", "copy")
-    ('reversal', 'sources')
-    """
-    return "reversal" if (label, task) == ("sources", "reversal") else label
 
 
 def card_title(row: Row, task: str | None = None) -> str:
@@ -112,7 +99,8 @@ def several(row: Row, *names: str) -> str:
 
 def missing_control(probe: str) -> str:
     """Say why there is no control."""
-    return "looks at a position" if probe in POSITIONAL else "not measured"
+    own = CLASSES_BY_NAME.get(probe)
+    return "looks at a position" if own is not None and own.looks == "place" else "not measured"
 
 
 def test_of(row: Row) -> str:

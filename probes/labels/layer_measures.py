@@ -16,19 +16,14 @@ from probes.attention.entropy import row_sums
 from probes.attention.heads import mass_on
 from probes.attention.offsets import offset_mass
 from probes.attention.peaks import TIED, peak_share, row_peaks
-from probes.attention.targets import (
-    ProbeInput,
-    Targets,
-    answer_sources,
-    current_token,
-    first_token,
-    previous_token,
-)
+from probes.attention.targets import ProbeInput, Targets, late_sources
+from probes.head_classes import HEAD_CLASSES, STEPS
 from probes.labels.rules import ELSEWHERE_BELOW
-from probes.labels.source_stripes import STRIPES, stripe_cells
+from probes.labels.source_stripes import STRIPES
 from probes.reading.inputs import PairedInput
 from probes.reading.pattern_reads import LayerReads, PatternReads
 from probes.reading.reads import ReadableModel, head_ids, observe_layers, slices_for
+from probes.registry import get_probe, load_function
 from probes.writing.head_weights import output_weights, written_shape
 from probes.writing.values import value_sums
 
@@ -41,8 +36,6 @@ LONGEST_MATRIX = 128
 """Positions up to which a layer's whole matrix is built, once for all that is read of it."""
 LONGEST_PEAKED = 512
 """Positions up to which the largest probability of every row is looked for: it takes whole rows."""
-LADDER = ("preceder", "duplicate", "induction")
-"""The classes of content in the order of their keys: before, at and behind the earlier copy."""
 
 
 def observed(
@@ -98,10 +91,10 @@ class InputCells:
 
 def input_cells(x: ProbeInput) -> InputCells:
     """Return the cells of the classes that the input itself can show."""
-    cells = {"previous": previous_token(x), "current": current_token(x), "first": first_token(x)}
+    shown = ("place",) if x.sources is None else ("place", "task")
+    cells = {c.name: load_function(get_probe(c.name))(x) for c in HEAD_CLASSES if c.looks in shown}
     if x.sources is not None:
-        cells["sources"] = answer_sources(x)
-        cells |= {name: stripe_cells(x, late) for name, late in STRIPES.items()}
+        cells |= {name: late_sources(x, late) for name, late in STRIPES.items()}
     return InputCells(
         targets=cells, scored={name: scored_rows(own, x) for name, own in cells.items()}
     )
@@ -164,18 +157,18 @@ def written_measures(
 
 
 def pair_rows(pair: PairedInput) -> tuple[Int[Tensor, " row"], Int[Tensor, "step row"]]:
-    """Return the rows of the second block, and in each the keys around the earlier copy.
+    """Return the rows of the second block, and in each the key of every class of content.
 
-    The first row has no key before its copy that is a word: -1.
+    -1: the key would stand before the first block, or behind the row.
     """
     places = torch.arange(pair.block)
-    keys = pair.first + places + torch.arange(-1, 2).unsqueeze(1)
-    keys[0, 0] = -1
-    return pair.second + places, keys
+    rows = pair.second + places
+    keys = pair.first + places + torch.tensor([*STEPS.values()]).unsqueeze(1)
+    return rows, torch.where((keys >= pair.first) & (keys <= rows), keys, -1)
 
 
 def pair_masses(reads: LayerReads, pair: PairedInput) -> Float[Tensor, "batch head step row"]:
-    """Return the mass on the keys before, at and behind the earlier copy, in `pair_rows`."""
+    """Return the mass on the keys of `pair_rows`."""
     rows, keys = pair_rows(pair)
     return reads.cells(rows.repeat(len(keys)), keys.flatten()).unflatten(2, keys.shape)
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from probes.head_classes import CLASSES, CONTENT
 from probes.intervals import FEW_SEQUENCES
-from probes.labels.rules import CLASSES, CONTENT, Cuts, Decision
+from probes.labels.rules import Cuts, Decision
 from probes.registry import get_probe
 
 Row = Mapping[str, Any]

@@ -13,10 +13,11 @@ from jaxtyping import Float64
 
 from lab.naming import counted
 from probes.attention.targets import ProbeInput
+from probes.head_classes import CLASSES, CONTENT, STEPS
 from probes.intervals import bootstrap_interval
 from probes.labels.evidence import ClassMass, Evidence
 from probes.labels.reasons import mixture_text
-from probes.labels.rules import CLASSES, CONTENT, Cuts, Decision, above_chance
+from probes.labels.rules import Cuts, Decision, above_chance
 from probes.labels.significance import FlipTest
 from probes.reading.inputs import PairedInput
 from probes.registry import MASS, get_probe
@@ -105,7 +106,7 @@ def rows_of_labels(
             (v[column] for v in summaries[tested].tested) if tested else (math.nan,) * 3
         )
         score, chance = float(own.score[column]), own.chance
-        before, same, after = evidence.ladder[:, column].tolist()
+        ladder = dict(zip(STEPS.values(), evidence.ladder[:, column].tolist(), strict=True))
         early, late, later = evidence.stripes[:, column].tolist()
         sources = summaries.get("sources")
         half_1, half_2 = halves(own.mass, column)
@@ -137,9 +138,9 @@ def rows_of_labels(
                 "sink_free_normalised": evidence.sink_free_normalised[column],
                 "silent": share < cuts.silent_share,
                 "argmax_share": evidence.argmax_share[decision.lead or "first"][column],
-                "ladder_before": before,
-                "ladder_same": same,
-                "ladder_after": after,
+                "ladder_before": ladder[-1],
+                "ladder_same": ladder[0],
+                "ladder_after": ladder[1],
                 "stripe_early": early,
                 "stripe": math.nan if sources is None else sources.score[column],
                 "stripe_plus_1": late,
@@ -231,5 +232,5 @@ def rows_text(name: str, x: ProbeInput, pair: PairedInput | None) -> str:
     n_pos = pair.tokens.shape[1]
     if name not in CONTENT:
         return f"{get_probe(name).rows}; {pair.description}"
-    first = pair.second + (name == "preceder")
+    first = pair.second + max(0, -STEPS[name])
     return f"rows {first}..{n_pos - 1} of {n_pos}, from 0; {pair.description}"

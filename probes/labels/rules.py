@@ -12,18 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.checks import require, require_number
-
-POSITION = ("previous", "current", "first")
-"""Classes that look at a place."""
-CONTENT = ("duplicate", "preceder", "induction")
-"""Classes that look at equal tokens: they have a paired control."""
-CLASSES = (*POSITION, "sources", *CONTENT)
-"""Classes of heads, each a probe of `probes.registry`. A class is a label of its own; "sources" is
-shown as the task's name where the task is reversal."""
-OTHERS = ("uniform", "broad", "mixed", "none")
-"""Labels of heads that are in no class."""
-LABEL_NAMES = (*CLASSES, *OTHERS)
-"""Every label, in the order of tables and legends."""
+from probes.head_classes import CLASSES_BY_NAME, CONTENT, DISTANCES, LADDER
+from probes.registry import load_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +64,8 @@ class Cuts:
 
     def of(self, name: str, strength: str) -> float:
         """Return the cut of a class: strong or weak."""
-        return getattr(self, f"sources_{strength}" if name == "sources" else strength)
+        of_task = CLASSES_BY_NAME[name].looks == "task"
+        return getattr(self, f"sources_{strength}" if of_task else strength)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, for the provenance of a table."""
@@ -248,24 +239,37 @@ def cleared(name: str, own: ClassNumbers, cuts: Cuts) -> Check:
 
 def wrong_shape(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
     """Return what is wrong with a class's neighbourhood; empty: nothing."""
-    if name in ("previous", "current"):
+    if name in DISTANCES:
         return smeared(name, head, valid, cuts)
-    if name == "first":
-        # A head that works in some rows rests in the others, and is no sink for that.
-        if head.first_elsewhere > cuts.elsewhere_share:
-            most = cuts.elsewhere_share
-            return (
-                f"a share of {apart(head.first_elsewhere, most)} of its rows looks elsewhere (less "
-                f"than {ELSEWHERE_BELOW:g} on the first key), more than {most:g}"
-            )
-        return ""
-    if name == "sources":
-        own = head.classes["sources"].effect
-        near = {stripe: mass for stripe, mass in head.stripes.items() if not math.isnan(mass)}
-        highest = max(near, key=lambda stripe: near[stripe], default="")
-        if highest and own < cuts.dominance * near[highest]:
-            return f"the stripe beside it ({highest}) " + no_multiple(own, near[highest], cuts)
-        return ""
+    if name in LADDER:
+        return beside_step(name, head, valid, cuts)
+    shape = CLASSES_BY_NAME[name].shape
+    return load_object(shape)(head, cuts) if shape else ""
+
+
+def looks_elsewhere(head: HeadNumbers, cuts: Cuts) -> str:
+    """Return why a head is no sink: one that works in some rows only rests in the others."""
+    most = cuts.elsewhere_share
+    if head.first_elsewhere > most:
+        return (
+            f"a share of {apart(head.first_elsewhere, most)} of its rows looks elsewhere (less "
+            f"than {ELSEWHERE_BELOW:g} on the first key), more than {most:g}"
+        )
+    return ""
+
+
+def beside_sources(head: HeadNumbers, cuts: Cuts) -> str:
+    """Return which stripe beside the sources has too much; empty: none of them."""
+    own = head.classes["sources"].effect
+    near = {stripe: mass for stripe, mass in head.stripes.items() if not math.isnan(mass)}
+    highest = max(near, key=lambda stripe: near[stripe], default="")
+    if highest and own < cuts.dominance * near[highest]:
+        return f"the stripe beside it ({highest}) " + no_multiple(own, near[highest], cuts)
+    return ""
+
+
+def beside_step(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
+    """Return which other step from the earlier copy has too much; empty: none of them."""
     steps = dict(head.ladder)
     own = steps.pop(name)
     highest = max((n for n in steps if n not in valid), key=lambda n: steps[n], default="")
@@ -299,9 +303,8 @@ def smeared(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
     The highest of the other distances must be half as high at most, and the two neighbours
     together lower by the margin: a diagonal that is smeared over three cells is none.
     """
-    own_distance = {"current": 0, "previous": 1}
-    own = own_distance.pop(name)
-    parts = {distance for other, distance in own_distance.items() if other in valid}
+    own = DISTANCES[name]
+    parts = {DISTANCES[other] for other in valid if other in DISTANCES and other != name}
     spectrum = dict(enumerate(head.spectrum))
     mass = spectrum.pop(own, math.nan)
     rest = {distance: value for distance, value in spectrum.items() if distance not in parts}

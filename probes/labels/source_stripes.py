@@ -8,38 +8,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from probes.attention.targets import ProbeInput, Targets, is_special
+from probes.attention.targets import ProbeInput, is_special
+from probes.head_classes import STEPS
 
 STRIPES: Mapping[str, int] = {"stripe_early": -1, "stripe_plus_1": 1, "stripe_plus_2": 2}
 """Columns of the labels table, and how many rows late each reads a task's sources."""
-
-BEHIND_COPY: Mapping[str, int] = {"preceder": -1, "duplicate": 0, "induction": 1}
-"""How far behind the earlier copy of the row's token each class of content looks."""
-
-
-def stripe_cells(x: ProbeInput, late: int) -> Targets:
-    """Return the cells (query + late, source of the query's answer) that are no sources themselves.
-
-    Where stripes meet, as with equal symbols or sources that stay in place, a cell is the
-    source's: no head is blamed for its neighbour. Rows outside the sequence are left out.
-
-    Raises:
-        ValueError: The input has no sources.
-    """
-    if x.sources is None:
-        raise ValueError("sources must be those of a task's batch, got plain tokens")
-    batch, n_pos, n_sources = x.sources.shape
-    rows = torch.arange(n_pos, device=x.sources.device) + late
-    inside = (rows >= 0) & (rows < n_pos)
-    keys, rows = x.sources[:, inside], rows[inside]
-    own = x.sources[:, rows]
-    # A key that is a source of this row too, or that the row cannot see, is left out.
-    shared = (keys.unsqueeze(3) == own.unsqueeze(2)).any(dim=3)
-    unseen = keys > rows.view(1, -1, 1) if x.causal else torch.zeros_like(shared)
-    keys = torch.where(shared | unseen, -1, keys).flatten(1)
-    rows = rows.repeat_interleave(n_sources).expand(batch, -1)
-    used = (keys >= 0).any(dim=0)
-    return Targets.of_cells(rows[:, used], keys[:, used], x)
 
 
 def source_overlap(x: ProbeInput, classes: Iterable[str]) -> dict[str, float]:
@@ -60,7 +33,7 @@ def source_overlap(x: ProbeInput, classes: Iterable[str]) -> dict[str, float]:
     rows = torch.arange(n_pos, device=words.device).view(1, -1, 1)
     found = {}
     for name in nothing:
-        copy = x.sources - BEHIND_COPY[name]
+        copy = x.sources - STEPS[name]
         inside = known & (copy >= 0) & (copy < rows)
         token = words.gather(1, copy.clamp(0, n_pos - 1).flatten(1)).view(batch, n_pos, n_sources)
         same = inside & (token == words.unsqueeze(2)) & (token >= 0)

@@ -17,13 +17,12 @@ from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.distances import distance_rows, distance_totals
 from probes.attention.targets import ProbeInput
+from probes.head_classes import CLASSES, CONTENT, LADDER
 from probes.labels.evidence import Evidence, gather_evidence
-from probes.labels.layer_measures import LADDER, Heads
+from probes.labels.layer_measures import Heads
 from probes.labels.reasons import reason
 from probes.labels.rows import ClassSummary, rows_of_evidence, rows_of_labels, rows_text, summarised
 from probes.labels.rules import (
-    CLASSES,
-    CONTENT,
     CUTS,
     ClassNumbers,
     Cuts,

@@ -36,7 +36,7 @@ from probes.planted.codes import (
     value_map,
     width,
 )
-from probes.planted.heads import KINDS_BY_NAME, PlantedHead
+from probes.planted.heads import PlantedHead
 from probes.schemas.labels import PLANTED
 from probes.tables import make_table
 
@@ -190,7 +190,7 @@ def check_heads(rows: Layers, *, norm: Norm, rotary: bool) -> None:
     written: list[str] = []
     for layer, row in enumerate(rows):
         for index, head in enumerate(row):
-            at, kind = head_label(layer, index), KINDS_BY_NAME[head.kind]
+            at, kind = head_label(layer, index), head.entry
             if rotary and (kind.absolute or head.writes == "places"):
                 raise ValueError(
                     f"{at} must be a head without places in a model with rotary positions, got "

@@ -2,7 +2,8 @@
 
 A labeler's cuts are chosen on the models of TUNING_SEEDS, and reported on those of CARD_SEEDS.
 Every seed gives two models of two layers with eight heads each; kinds follow each other as in a
-pack of cards, so that any hundred seeds have about equally many of each.
+pack of cards, so that any hundred seeds have about equally many of each. A class that no pack has
+comes in a third model, so that the heads of the others stay as they were drawn.
 """
 
 import dataclasses
@@ -19,8 +20,10 @@ import torch
 from lab.checks import require_seed
 from lab.config import ModelConfig
 from lab.model import HookedGPT
+from probes.head_classes import HEAD_CLASSES, shown_label
 from probes.planted.building import Norm, Planted, plant
 from probes.planted.heads import MIXABLE, PlantedHead, Writes
+from probes.registry import get_probe
 
 TUNING_SEEDS = range(100)
 """Seeds of the models that cuts may be chosen on."""
@@ -37,6 +40,11 @@ SHARP_GAINS = GAINS[4:]
 """Gains of heads that must have none, and of those in which something else is hard."""
 CERTAIN = 40.0
 """Gain of the heads that write what later layers read."""
+WRITERS = (
+    PlantedHead(kind="previous", beta=CERTAIN, writes="tokens", variant="writer"),
+    PlantedHead(kind="duplicate", beta=CERTAIN, writes="places", variant="writer"),
+)
+"""The heads of the first layer that others read; with rotary positions the first one alone."""
 WORDS = (6, 7, 8, 9, 10)
 """Lengths of the reversal task's words."""
 
@@ -93,7 +101,7 @@ def recipe(
     if gains is None:
         gains = GAINS if variant == "plain" else SHARP_GAINS
     if kind == "offset":
-        distance = 2
+        distance = distance or 2
     head = PlantedHead(kind=kind, variant=variant, distance=distance, rest=rest, writes=writes)
     return Recipe(head=head, gains=gains)
 
@@ -174,6 +182,8 @@ def planted_cohort(seed: int) -> Iterator[Planted]:
     """Yield the planted models of a seed, in float32."""
     for number in range(MODELS_A_SEED):
         yield cohort_plan(seed, number).build()
+    if new := new_cards():
+        yield new_plan(seed, new).build()
 
 
 def cohort_plan(seed: int, number: int) -> Plan:
@@ -185,9 +195,7 @@ def cohort_plan(seed: int, number: int) -> Plan:
     place = model // ROTARY_EVERY if rotary else model - model // ROTARY_EVERY
     word = int(draw.choice(WORDS))
     norms: tuple[Norm, ...] = ("LN", "LN", "LN", "RMS") if number else (None,)
-    first = [PlantedHead(kind="previous", beta=CERTAIN, writes="tokens", variant="writer")]
-    if not rotary:
-        first += [PlantedHead(kind="duplicate", beta=CERTAIN, writes="places", variant="writer")]
+    first = [*WRITERS[: 1 if rotary else 2]]
     room = N_LAYERS * N_HEADS - len(first) - N_HEADS // 2
     anywhere = dealt(ROTARY_DECK if rotary else DECK, room * place, draw, word)
     layers = [shuffled(filled(first, anywhere), draw)]
@@ -203,6 +211,30 @@ def cohort_plan(seed: int, number: int) -> Plan:
         rotary=rotary,
         kv_heads=(None, 4, 2)[int(draw.integers(3))],
         rotate=seed if number or draw.random() < 0.5 else None,
+    )
+
+
+def new_cards() -> tuple[Recipe, ...]:
+    """Return a card for each class that no pack has."""
+    known = {card.head.label for card in (*DECK, *LATER_DECK)}
+    new = [c.name for c in HEAD_CLASSES if shown_label(c.name, "reversal") not in known]
+    examples = [get_probe(name).example for name in new]
+    return tuple(recipe(one.kind, distance=one.distance) for one in examples)
+
+
+def new_plan(seed: int, new: tuple[Recipe, ...]) -> Plan:
+    """Return a model whose second layer has the heads of new classes."""
+    draw = np.random.default_rng((seed, MODELS_A_SEED))
+    word = int(draw.choice(WORDS))
+    first = filled([*WRITERS], dealt(ALIKE, 0, draw, word))
+    second = filled([], dealt(new, N_HEADS * seed, draw, word))
+    return Plan(
+        layers=(shuffled(first, draw), shuffled(second, draw)),
+        word=word,
+        norm=None,
+        rotary=False,
+        kv_heads=None,
+        rotate=seed,
     )
 
 

@@ -5,7 +5,6 @@ A head is described here as frozen data. How it becomes weights is in `probes.pl
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.checks import require, require_choice, require_number, require_seed, require_whole
+from probes.head_classes import HEAD_CLASSES, HeadClass, shown_label
+from probes.registry import get_probe, load_object
 
 Writes = Literal["mark", "tokens", "places", "copy", "anti_copy", "nothing"]
 PlaceScores = Float64[Tensor, "query_pos key_pos"]
@@ -26,10 +27,10 @@ class KindEntry:
 
     name: str
     """What `PlantedHead.kind` says."""
-    label: str
-    """What a labeler must call such a head; see `PlantedHead.label`."""
     summary: str
     """Where row q looks."""
+    label: str = "none"
+    """What a labeler must call such a head, unless it is the example of a class."""
     needs: Literal["tokens", "places"] | None = None
     """What a head of an earlier layer must have written."""
     absolute: bool = True
@@ -37,36 +38,32 @@ class KindEntry:
 
 
 KINDS: tuple[KindEntry, ...] = (
-    KindEntry(name="previous", label="previous", summary="at q - 1", absolute=False),
-    KindEntry(name="current", label="current", summary="at itself", absolute=False),
-    KindEntry(name="first", label="first", summary="at key 0", absolute=False),
-    KindEntry(name="offset", label="none", summary="at q - distance", absolute=False),
+    KindEntry(name="previous", summary="at q - 1", absolute=False),
+    KindEntry(name="current", summary="at itself", absolute=False),
+    KindEntry(name="first", summary="at key 0", absolute=False),
+    KindEntry(name="offset", summary="at q - distance", absolute=False),
     KindEntry(
         name="reversal",
-        label="reversal",
         summary="at 2n + 1 - q in the rows of the answer, `distance` rows late",
     ),
     KindEntry(name="uniform", label="uniform", summary="at all keys alike", absolute=False),
     KindEntry(
         name="low_rank",
-        label="none",
         summary="around q - 1, by a cosine of two dimensions: a smeared diagonal",
         absolute=False,
     ),
-    KindEntry(name="recency", label="none", summary="near by: every step back costs beta"),
+    KindEntry(name="recency", summary="near by: every step back costs beta"),
     KindEntry(name="mixed", label="mixed", summary="at two places, share to 1 - share"),
-    KindEntry(name="random", label="none", summary="anywhere: scores drawn from N(0, beta^2)"),
-    KindEntry(name="duplicate", label="duplicate", summary="at the earlier copies of its token"),
+    KindEntry(name="random", summary="anywhere: scores drawn from N(0, beta^2)"),
+    KindEntry(name="duplicate", summary="at the earlier copies of its token"),
     KindEntry(
         name="induction",
-        label="induction",
         summary="at what follows the earlier copies: a key knows the token before it",
         needs="tokens",
         absolute=False,
     ),
     KindEntry(
         name="pointer",
-        label="none",
         summary="`distance` after the latest copy, whose place it was told",
         needs="places",
     ),
@@ -76,11 +73,8 @@ KINDS: tuple[KindEntry, ...] = (
         summary="at key 0; at q - 1 once head `primary` of layer 0 is ablated",
     ),
 )
-"""Every kind of head that can be planted."""
+"""Every kind of head that can be planted; the example of a class may also name a function."""
 
-KINDS_BY_NAME: Mapping[str, KindEntry] = {entry.name: entry for entry in KINDS}
-POINTER_LABELS: Mapping[int, str] = {-1: "preceder", 0: "duplicate", 1: "induction"}
-"""What a pointer head of a distance is; of any other it has no name."""
 MIXABLE = ("previous", "current", "first")
 """Kinds that a mixed head can be made of."""
 MIXED_MARGIN = 0.2
@@ -92,7 +86,7 @@ class PlantedHead:
     """One head to plant: where it looks, how sharply, and what it writes."""
 
     kind: str
-    """The name of one of KINDS."""
+    """The name of one of KINDS; or module:function (n_ctx) that gives the key of every row."""
     beta: float = 12.0
     """Gain: a target scores beta, other keys 0. low_rank: height of the cosine; recency: cost of a
     step; random: standard deviation of the scores. With rotary positions: what the target scores
@@ -117,7 +111,8 @@ class PlantedHead:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        require_choice("planted head", self.kind, tuple(KINDS_BY_NAME))
+        if ":" not in self.kind:
+            require_choice("planted head", self.kind, tuple(entry.name for entry in KINDS))
         require_choice("writes", self.writes, get_args(Writes))
         require_choice("rest", self.rest, ("first", "even"))
         require_number("beta", self.beta, 0.0)
@@ -139,13 +134,26 @@ class PlantedHead:
         >>> PlantedHead(kind="reversal", distance=1).label
         'none'
         """
-        if self.kind == "pointer":
-            return POINTER_LABELS.get(self.distance, "none")
-        if self.kind == "reversal" and self.distance:
-            return "none"
         if self.kind == "mixed" and abs(2.0 * self.share - 1.0) > MIXED_MARGIN:
             return self.parts[0] if self.share > 0.5 else self.parts[1]
-        return KINDS_BY_NAME[self.kind].label
+        name = next((own.name for own in HEAD_CLASSES if self.is_of(own)), self.entry.label)
+        return shown_label(name, "reversal")
+
+    def is_of(self, own: HeadClass) -> bool:
+        """Whether the head is of a class: its example, or one that looks where the class looks."""
+        example = get_probe(own.name).example
+        moved_by = self.distance if self.kind in ("offset", "pointer", "reversal") else 0
+        return (
+            (self.kind, moved_by) == (example.kind, example.distance)
+            or (self.kind == "pointer" and moved_by == own.step)
+            or (self.kind == "offset" and moved_by == own.distance)
+        )
+
+    @property
+    def entry(self) -> KindEntry:
+        """Its kind."""
+        named = KindEntry(name=self.kind, summary="at the keys that the function gives")
+        return next((entry for entry in KINDS if entry.name == self.kind), named)
 
     @property
     def latest(self) -> bool:
@@ -155,7 +163,7 @@ class PlantedHead:
     @property
     def needs(self) -> Literal["tokens", "places"] | None:
         """What a head of an earlier layer must have written."""
-        return KINDS_BY_NAME[self.kind].needs
+        return self.entry.needs
 
 
 def place_scores(head: PlantedHead, n_ctx: int, word: int) -> PlaceScores:
@@ -195,6 +203,8 @@ def wanted_keys(kind: str, head: PlantedHead, n_ctx: int, word: int) -> Int[Tens
         keys = 2 * word + 1 + head.distance - rows
         answers = (rows > word) & (keys > 0) & (keys <= rows)
         return torch.where(answers, keys, 0 if head.rest == "first" else -1)
+    if ":" in kind:
+        return load_object(kind)(n_ctx)
     back = {"previous": 1, "current": 0, "first": n_ctx}.get(kind, head.distance)
     return (rows - back).clamp(min=0)
 

@@ -1,7 +1,6 @@
 """Bars: what each ablation changes, and the rungs of a ladder of probes."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,6 +8,7 @@ from matplotlib.axes import Axes
 
 from lab.naming import head_label, unknown_name
 from probes.ablation.metrics import METRICS
+from probes.head_classes import LADDER
 from probes.plots.canvas import (
     BLUE,
     FAINT,
@@ -20,6 +20,7 @@ from probes.plots.canvas import (
     own_axes,
     tidy,
 )
+from probes.registry import SOURCE_PROBES, get_probe
 
 FEW_BARS = 16
 """Up to this many, bars have room for their numbers."""
@@ -32,24 +33,6 @@ MANY_BARS = 60
 
 WIDEST = 24.0
 """Inches that no chart of bars is wider than."""
-
-LADDER: tuple[str, ...] = ("preceder", "duplicate", "induction")
-"""Probes of the tokens before, on and after the earlier copy of a row's token."""
-
-STRIPES: tuple[str, ...] = ("sources", "sources_plus_1", "sources_plus_2")
-"""Probes of the answer's source, read on time, one row late and two rows late."""
-
-RUNGS: Mapping[str, str] = MappingProxyType(
-    {
-        "preceder": "-1: the token before the earlier copy",
-        "duplicate": "0: the earlier copy itself",
-        "induction": "+1: the token after the earlier copy",
-        "sources": "on time: the answer's source",
-        "sources_plus_1": "one row late",
-        "sources_plus_2": "two rows late",
-    }
-)
-"""What each rung says in a legend."""
 
 RUNG_COLOURS = ("#56b4e9", "#e69f00", "#0b5c94")
 
@@ -180,7 +163,7 @@ def plot_ladder(
 
     Args:
         frame: The table of score_heads, or of evidence.
-        probes: The rungs: LADDER, or STRIPES for a task's batch.
+        probes: The rungs: LADDER, or SOURCE_PROBES for a task's batch.
         most: How many heads to draw: those with a rung furthest above chance.
         ax: Where to draw; None: a new figure.
     """
@@ -202,7 +185,7 @@ def plot_ladder(
             score,
             width=0.92 * width,
             color=RUNG_COLOURS[rung % len(RUNG_COLOURS)],
-            label=RUNGS.get(name, name),
+            label=get_probe(name).rung or name,
             zorder=2,
         )
         if "control" in own and own["control"].notna().any():
@@ -225,7 +208,7 @@ def plot_ladder(
     headline(
         ax,
         "On the answer's source, or late"
-        if probes[0] in STRIPES
+        if probes[0] in SOURCE_PROBES
         else "Before, on or after the earlier copy",
     )
     ax.grid(axis="y", color=FAINT, linewidth=0.8, zorder=0)

@@ -10,6 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from probes.head_classes import (
+    CLASSES,
+    CLASSES_BY_NAME,
+    HEAD_CLASSES,
+    OTHER_LABELS,
+    OTHERS,
+    HeadClass,
+    OtherLabel,
+)
 from probes.plots.canvas import (
     FAINT,
     INK,
@@ -22,41 +31,10 @@ from probes.plots.canvas import (
 )
 from probes.plots.grids import FEW_COLUMNS, number_axes
 
-TASK_COLOUR = "#0072b2"
-LABEL_COLOURS: Mapping[str, str] = MappingProxyType(
-    {
-        "previous": "#009e73",
-        "current": "#56b4e9",
-        "first": "#f0e442",
-        "duplicate": "#e69f00",
-        "preceder": "#cc79a7",
-        "induction": "#d55e00",
-        "mixed": "#7f7f7f",
-        "uniform": "#c4ccd4",
-        "broad": "#e3e8ec",
-        "none": "#ffffff",
-    }
+ENTRIES: Mapping[str, HeadClass | OtherLabel] = MappingProxyType(
+    {entry.name: entry for entry in (*HEAD_CLASSES, *OTHER_LABELS)}
 )
-"""Okabe and Ito's colours for heads that look somewhere, greys for the others; what is not here is
-the label of a task's own heads (sources, reversal) and is blue."""
-
-SHORT: Mapping[str, str] = MappingProxyType(
-    {
-        "previous": "prev",
-        "current": "curr",
-        "first": "first",
-        "duplicate": "dup",
-        "preceder": "prec",
-        "induction": "ind",
-        "mixed": "mix",
-        "uniform": "unif",
-        "broad": "broad",
-        "none": "-",
-        "sources": "src",
-        "reversal": "rev",
-    }
-)
-"""What a cell has room for."""
+"""Every label. One that is not here is another name of the sources, such as reversal."""
 
 WEAK_TINT = 0.35
 """How much colour the cell of a weak label has."""
@@ -64,7 +42,7 @@ WEAK_TINT = 0.35
 
 def label_colour(label: str) -> str:
     """Return the colour of a label in every chart."""
-    return LABEL_COLOURS.get(label, TASK_COLOUR)
+    return ENTRIES.get(label, CLASSES_BY_NAME["sources"]).colour
 
 
 def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -111,7 +89,9 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 def legend_of(frame: pd.DataFrame) -> list[Patch | Line2D]:
     """Return what the colours and marks of a table's labels mean, with how many heads have them."""
     counts = frame["label"].value_counts()
-    known = [*(label for label in counts.index if label not in LABEL_COLOURS), *LABEL_COLOURS]
+    # A task's own heads come first, and of the labels that are no class the mixed one.
+    known = [label for label in counts.index if label not in ENTRIES or label == "sources"]
+    known += dict.fromkeys((*(name for name in CLASSES if name != "sources"), "mixed", *OTHERS))
     handles: list[Patch | Line2D] = [
         Patch(
             facecolor=label_colour(label), edgecolor=MUTED, linewidth=0.6,
@@ -157,7 +137,7 @@ def draw_label(
     if not named:
         return
     ink = ink_on(ground)
-    name = SHORT.get(label, label[:6])
+    name = ENTRIES[label].short if label in ENTRIES else label[:3]
     ax.text(
         x + 0.5, y + (0.38 if not math.isnan(score) else 0.5), name,
         ha="center", va="center", color=ink, fontsize=11, fontweight="bold", zorder=5,

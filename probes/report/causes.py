@@ -16,7 +16,7 @@ from probes import plots
 from probes.ablation.redundancy import head_redundancy, label_groups
 from probes.ablation.shapley import MOST_EXACT, shapley_values
 from probes.first_order.agreement import FirstOrderStudy, first_order_study
-from probes.labels.evidence_card import shown_label
+from probes.head_classes import shown_label
 from probes.plots.canvas import figure_of
 from probes.pruning.curves import metric_for, pruning_curve, removable
 from probes.report.subject import Subject

@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 from lab.naming import head_label
 from probes import plots
 from probes.film.frames import find_onsets
-from probes.labels.evidence_card import shown_label
+from probes.head_classes import shown_label
 from probes.plots import canvas
-from probes.plots.bars import STRIPES
 from probes.plots.curves import entropy_ceiling
 from probes.plots.grids import draw_cells
+from probes.registry import SOURCE_PROBES
 
 MOST_PANELS = 32
 """Up to this many heads, each has a panel for its entropy; more become rows of a map."""
@@ -33,7 +33,7 @@ def label_sheet(labels: pd.DataFrame, task: str | None) -> Figure:
 
 def stripe_sheet(heads: pd.DataFrame) -> Figure:
     """Draw how much heads look at the answer's source, on time and late."""
-    return canvas.figure_of(plots.plot_ladder(heads, probes=STRIPES))
+    return canvas.figure_of(plots.plot_ladder(heads, probes=SOURCE_PROBES))
 
 
 def ladder_sheet(evidence: pd.DataFrame) -> Figure:

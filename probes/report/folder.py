@@ -29,9 +29,10 @@ from probes.attention.heads import score_heads
 from probes.attention.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
 from probes.attention.offsets import offset_spectrum
 from probes.film.frames import find_onsets
+from probes.head_classes import LADDER
 from probes.intervals import FEW_SEQUENCES
 from probes.labels.study import label_study
-from probes.plots.bars import LADDER, STRIPES
+from probes.registry import SOURCE_PROBES
 from probes.report import figures
 from probes.report.causes import Causes, Drawn, cause_figures, measure_causes
 from probes.report.first_screen import best_head, screen_data, sentence_about
@@ -297,7 +298,7 @@ def draw_figures(found: Findings, task: str | None) -> dict[str, Drawn]:
         drawn["dynamics"] = figures.film_sheet(found.film), found.film
     if set(LADDER) <= set(found.evidence["probe"]):
         drawn["ladder"] = figures.ladder_sheet(found.evidence), found.evidence
-    if set(STRIPES) <= set(found.heads["probe"]):
+    if set(SOURCE_PROBES) <= set(found.heads["probe"]):
         drawn["stripes"] = figures.stripe_sheet(found.heads), found.heads
     if found.attention is not None:
         drawn["attention"] = figures.attention_sheet(found.attention), found.attention

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from lab.naming import head_label
-from probes.labels.evidence_card import shown_label
+from probes.head_classes import shown_label
 from probes.report.causes import Causes, redundancy_sentences
 from probes.report.page import ENDS, figure, html_table, text
 from probes.tables import csv_text

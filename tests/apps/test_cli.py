@@ -12,6 +12,10 @@ import pytest
 from apps import cli
 from apps.cli import COMMANDS
 from apps.console import say
+from lab.naming import unknown_name
+from lab.presets import PRESETS
+from lab.tasks.registry import TASKS
+from probes.registry import probe_names
 
 Headlab = Callable[..., tuple[int, str, str]]
 
@@ -79,10 +83,10 @@ ERRORS = {
     "generate, importance, probe, prune, report, runs, train (did you mean 'train'?)",
     ("train",): "preset must be named, got none; try `headlab train reversal`, or "
     "`headlab train --resume RUN` to go on with a run",
-    ("train", "reversl"): "unknown preset 'reversl'; choose from copy, induction, reversal, "
-    "rotation, sorting (did you mean 'reversal'?)",
-    ("train", "reversal", "--task", "copi"): "unknown task 'copi'; choose from copy, induction, "
-    "recall, reversal, rotation, sorting (did you mean 'copy'?)",
+    ("train", "reversl"): unknown_name(
+        "preset", "reversl", {entry.name for entry in (*PRESETS, *TASKS)}
+    ),
+    ("train", "reversal", "--task", "copi"): unknown_name("task", "copi", [e.name for e in TASKS]),
     ("train", "reversal", "--length", "0"): "length must be a whole number of at least 1, got 0",
     ("train", "reversal", "--model.d-model", "63"): "d_model must be a multiple of n_heads, got "
     "63 and 4; change one of them or give d_head",
@@ -103,9 +107,7 @@ ERRORS = {
     ("probe", "tyny"): "unknown run or model 'tyny'; choose from raw, smollm2-135m-instruct, tiny "
     "(did you mean 'tiny'?)",
     ("probe", ".."): "unknown run or model '..'; choose from raw, smollm2-135m-instruct, tiny",
-    ("probe", "tiny", "--probes", "previus"): "unknown probe 'previus'; choose from current, "
-    "duplicate, first, induction, preceder, previous, sources, sources_plus_1, sources_plus_2 "
-    "(did you mean 'previous'?)",
+    ("probe", "tiny", "--probes", "previus"): unknown_name("probe", "previus", probe_names()),
     ("probe", "tiny", "--checkpoint", "7"): "step must be one with a checkpoint (0, 20, 40, 60), "
     "got 7",
     ("probe", "tiny", "--sequences", "0"): "--sequences must be a whole number of at least 1, "

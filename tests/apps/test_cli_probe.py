@@ -16,7 +16,7 @@ from lab.model import HookedGPT
 from lab.runs import open_run
 from lab.tasks.registry import get_task
 from probes.film.frames import film_checkpoints, find_onsets, onset_rows
-from probes.labels.evidence_card import shown_label
+from probes.head_classes import shown_label
 from probes.labels.study import label_study
 from probes.tables import json_rows
 

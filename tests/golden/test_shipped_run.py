@@ -79,7 +79,7 @@ def test_the_film_of_its_training_shows_the_onset(run: Run) -> None:
 
 def test_its_table_is_what_its_weights_give(run: Run, model: HookedGPT, unseen: Batch) -> None:
     table = read_table(run.file("heads.parquet"), HEADS)
-    again = score_heads(model, unseen)
+    again = score_heads(model, unseen, table["probe"].unique())
     assert table["score"].to_numpy() == pytest.approx(again["score"].to_numpy(), abs=1e-5)
 
 

@@ -17,6 +17,8 @@ import torch
 from apps.cli import main
 from lab.manifest import seal_folder
 from lab.model import HookedGPT
+from lab.naming import unknown_name
+from lab.tasks.registry import TASKS
 
 LAST = "checkpoints/step-000004"
 REMEDY = "restore it from a copy or train again"
@@ -243,8 +245,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         ),
         (
             lambda d: d["train"].update(task="reversl"),
-            "unknown task 'reversl'; choose from copy, induction, recall, reversal, rotation, "
-            "sorting (did you mean 'reversal'?)",
+            unknown_name("task", "reversl", [entry.name for entry in TASKS]),
         ),
     ],
 )

@@ -2,10 +2,10 @@
 
 import pytest
 
-PROBES = (
-    "unknown probe 'frist'; choose from current, duplicate, first, induction, preceder, previous, "
-    "sources, sources_plus_1, sources_plus_2 (did you mean 'first'?)"
-)
+from lab.naming import unknown_name
+from probes.registry import probe_names
+
+PROBES = unknown_name("probe", "frist", probe_names())
 RUN = "unknown run 'tiyn'; choose from tiny (did you mean 'tiny'?)"
 MODEL = (
     "unknown run or model 'tiyn'; choose from smollm2-135m-instruct, tiny (did you mean 'tiny'?)"

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from probes.catalogue_pictures import SHOWN, planted_model, probe_table
+from probes.catalogue_pictures import planted_example, planted_model, probe_table
 from probes.measures import MEASURES
 from probes.registry import PROBES, get_probe
 from probes.tables import SCHEMAS
@@ -21,7 +21,7 @@ def test_the_framed_cells_hold_the_head_s_attention(planted, name):
     framed = frame[frame["is_source"]]
     assert len(framed) >= 4
     assert (framed["probability"] > 0.99).all()
-    _, layer, head = SHOWN[name]
+    _, layer, head = planted_example(planted, get_probe(name).example)
     assert set(zip(frame["layer"], frame["head"], strict=True)) == {(layer, head)}
 
 

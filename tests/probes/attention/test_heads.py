@@ -17,7 +17,7 @@ from probes.attention.heads import head_masses, score_heads
 from probes.planted import PlantedHead, plant, planted_mass
 from probes.reading import reads as reads_module
 from probes.reading.reads import probe_input, special_ids_of
-from probes.registry import choose_probes, load_function, probe_names
+from probes.registry import SOURCE_PROBES, choose_probes, load_function, probe_names
 from probes.schemas.heads import HEADS
 
 
@@ -40,8 +40,12 @@ def planted_with_induction(kind, **options):
     return plant(layers, **options).model
 
 
+NAIVE = (*SOURCE_PROBES, "previous", "current", "first", "duplicate", "induction", "preceder")
+"""Probes of the loops below; a new one brings its own loop in a test of its own."""
+
+
 def naive_scores(model, batch, special=(0, 1)):
-    """Every probe by loops over sequences, rows and keys, from the explicit pattern in float64."""
+    """These probes by loops over sequences, rows and keys, from the explicit pattern in float64."""
     _, cache = model.run_with_cache(batch.tokens)
     n_layers, n_heads = model.config.n_layers, model.config.n_heads
     tokens = batch.tokens.tolist()
@@ -50,9 +54,10 @@ def naive_scores(model, batch, special=(0, 1)):
 
     def targets(probe, b, q):
         x = tokens[b]
-        if probe.startswith("sources"):
-            row = q - {"sources": 0, "sources_plus_1": 1, "sources_plus_2": 2}[probe]
-            return sources[b][row] if row >= 0 else []
+        if probe in SOURCE_PROBES:
+            late = SOURCE_PROBES.index(probe)
+            own = sources[b][q] if late else []
+            return [k for k in sources[b][q - late] if k not in own] if q >= late else []
         if probe == "previous":
             return [q - 1] if q >= (2 if x[0] in special else 1) else []
         if probe in ("current", "first"):
@@ -63,7 +68,7 @@ def naive_scores(model, batch, special=(0, 1)):
         return copies if probe == "duplicate" else [k + 1 for k in copies]
 
     found = {}
-    for probe in probe_names():
+    for probe in NAIVE:
         total = np.zeros((n_layers, n_heads))
         chance, n_rows = 0.0, 0
         for b in range(len(tokens)):
@@ -110,7 +115,7 @@ def test_duplicate_and_induction_heads_do_not_take_each_others_score():
     assert scores_of(frame, "induction")[[0, 2]].round(4).tolist() == [0.0, 0.9975]
 
 
-@pytest.mark.parametrize("task", ["reversal", "copy"])
+@pytest.mark.parametrize("task", ["reversal", "copy", "sorting"])
 def test_equal_to_a_naive_triple_loop(small_model, task):
     batch = get_task(task, length=5, n_symbols=4).sample(4, seed=2)
     frame = score_heads(small_model, batch)

@@ -7,8 +7,8 @@ import torch
 
 from lab.config import ModelConfig
 from lab.model import HookedGPT
+from probes.head_classes import CONTENT
 from probes.labels.evidence import gather_evidence
-from probes.labels.rules import CONTENT
 from probes.labels.study import content_tests, label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.reading.inputs import repeated_pair

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from probes.labels.rules import CLASSES, CONTENT, CUTS, ClassNumbers, Cuts, HeadNumbers, decide
+from probes.head_classes import CLASSES, CONTENT, LADDER
+from probes.labels.rules import CUTS, ClassNumbers, Cuts, HeadNumbers, decide
+from probes.labels.source_stripes import STRIPES
 
-LADDER = ("preceder", "duplicate", "induction")
-STRIPES = ("stripe_early", "stripe_plus_1", "stripe_plus_2")
 CHANCE = {"previous": 0.12, "current": 0.15, "first": 0.15, "sources": 0.08}
 
 

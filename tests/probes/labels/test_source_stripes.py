@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.tasks.registry import get_task
-from probes.attention.targets import ProbeInput
-from probes.labels.rules import CONTENT
-from probes.labels.source_stripes import STRIPES, source_overlap, stripe_cells
+from probes.attention.targets import ProbeInput, late_sources
+from probes.head_classes import CONTENT
+from probes.labels.source_stripes import STRIPES, source_overlap
 
 
 def task_input(name, words, **sizes):
@@ -30,7 +30,7 @@ def test_stripes_of_reversal_have_constant_sums():
     n = 5
     x = task_input("reversal", [[2, 3, 4, 5, 6], [6, 6, 3, 3, 2]])
     for name, late in STRIPES.items():
-        for cells in cells_of(stripe_cells(x, late)):
+        for cells in cells_of(late_sources(x, late)):
             assert {q + k for q, k in cells} == {2 * n + 1 + late}, name
 
 
@@ -47,12 +47,12 @@ def test_stripes_are_those_of_a_loop(late, seed, causal):
             (q + late, k)
             for q, keys in enumerate(one)
             for k in keys
-            if k >= 0 and 0 <= q + late < 7 and k not in one[q + late]
-            if k <= q + late or not causal
+            if k >= 0 and 0 <= q + late < 7
+            if not late or (k not in one[q + late] and (k <= q + late or not causal))
         }
         for one in sources.tolist()
     ]
-    targets = stripe_cells(x, late)
+    targets = late_sources(x, late)
     assert cells_of(targets) == expected
     assert targets.n_rows.tolist() == [len({q for q, _ in one}) for one in expected]
 
@@ -63,8 +63,8 @@ def test_sources_that_stay_in_place_have_no_stripe_of_their_own():
         sources=torch.tensor([[[-1], [-1], [-1], [1], [1], [-1]]]),
         special_ids=(0, 1),
     )
-    assert cells_of(stripe_cells(x, 1)) == [{(5, 1)}]
-    assert cells_of(stripe_cells(x, -1)) == [{(2, 1)}]
+    assert cells_of(late_sources(x, 1)) == [{(5, 1)}]
+    assert cells_of(late_sources(x, -1)) == [{(2, 1)}]
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_without_sources_nobody_looks_there():
     x = ProbeInput(tokens=torch.tensor([[0, 2, 2]]), sources=None, special_ids=(0,))
     assert all(math.isnan(share) for share in source_overlap(x, CONTENT).values())
     with pytest.raises(ValueError, match="sources must be those of a task's batch, got plain"):
-        stripe_cells(x, 1)
+        late_sources(x, 1)

@@ -10,8 +10,9 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
+from probes.head_classes import CONTENT, LABEL_NAMES
 from probes.labels.reasons import copies
-from probes.labels.rules import CONTENT, CUTS, LABEL_NAMES
+from probes.labels.rules import CUTS
 from probes.labels.study import label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads

@@ -9,8 +9,9 @@ from matplotlib.container import BarContainer
 from probes import plots
 from probes.ablation.table import ablation_sweep, head_donors
 from probes.attention.heads import score_heads
-from probes.plots.bars import LADDER, RUNGS, STRIPES
+from probes.head_classes import LADDER
 from probes.plots.canvas import ORANGE
+from probes.registry import SOURCE_PROBES, get_probe
 
 
 @pytest.mark.parametrize("metric", ["loss", "exact_match"])
@@ -44,21 +45,23 @@ def column(frame: pd.DataFrame, probe: str, name: str) -> np.ndarray:
 
 def test_stripes_stand_beside_each_other_with_interval_and_chance(small_model, repeating_batch):
     frame = score_heads(small_model, repeating_batch)
-    ax = plots.plot_ladder(frame, probes=STRIPES)
+    ax = plots.plot_ladder(frame, probes=SOURCE_PROBES)
     heads = [(layer, head) for layer in range(2) for head in range(3)]
     assert [text.get_text() for text in ax.get_xticklabels()] == [f"L{a}H{b}" for a, b in heads]
     assert len(rungs(ax)) == 3
-    for name, bars in zip(STRIPES, rungs(ax), strict=True):
+    for name, bars in zip(SOURCE_PROBES, rungs(ax), strict=True):
         np.testing.assert_allclose([bar.get_height() for bar in bars], column(frame, name, "score"))
         middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]
-        np.testing.assert_allclose(middles, np.arange(6) + (STRIPES.index(name) - 1) * 0.8 / 3)
+        np.testing.assert_allclose(
+            middles, np.arange(6) + (SOURCE_PROBES.index(name) - 1) * 0.8 / 3
+        )
     lines = [c for c in ax.collections if c.get_gid() == "chance"]
     drawn = [np.asarray(path.vertices)[0, 1] for c in lines for path in c.get_paths()]
     np.testing.assert_allclose(
-        drawn, np.concatenate([column(frame, name, "chance") for name in STRIPES])
+        drawn, np.concatenate([column(frame, name, "chance") for name in SOURCE_PROBES])
     )
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert {RUNGS[name] for name in STRIPES} < set(texts)
+    assert {get_probe(name).rung for name in SOURCE_PROBES} < set(texts)
 
 
 def test_a_ladder_has_the_heads_furthest_above_chance_and_their_controls():
@@ -82,7 +85,9 @@ def test_what_is_not_in_the_table_is_refused(small_model, repeating_batch):
     with pytest.raises(ValueError, match=r"metric of this table 'exact_match'; choose from loss"):
         plots.plot_ablation(loss, metric="exact_match")
     with pytest.raises(ValueError, match=r"unknown probe of this table 'sources'; choose from fi"):
-        plots.plot_ladder(score_heads(small_model, repeating_batch, ["first"]), probes=STRIPES)
+        plots.plot_ladder(
+            score_heads(small_model, repeating_batch, ["first"]), probes=SOURCE_PROBES
+        )
 
 
 def test_every_metric_and_mode_can_be_drawn(small_model, repeating_batch):

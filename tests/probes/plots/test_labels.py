@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from probes import plots
 from probes.plots.canvas import INK, ink_on
-from probes.plots.labels import LABEL_COLOURS, label_colour
+from probes.plots.labels import ENTRIES, label_colour
 
 
 def labelled(*rows: tuple[int, int, str, str, float, bool]) -> pd.DataFrame:
@@ -51,13 +51,13 @@ def test_each_head_stands_in_its_place_with_label_and_score():
 def test_no_two_labels_look_alike_even_without_red_and_green():
     """Distances as a person without the red receptors sees them (Vienot et al. 1999)."""
     seen = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
-    colours = {**LABEL_COLOURS, "reversal": label_colour("reversal")}
-    for (one, a), (other, b) in itertools.combinations(colours.items(), 2):
-        linear = [np.array(to_rgb(colour)) ** 2.2 for colour in (a, b)]
-        assert np.abs(seen @ linear[0] - seen @ linear[1]).max() > 0.08, (one, other)
+    assert label_colour("reversal") == label_colour("sources")
+    for one, other in itertools.combinations(ENTRIES.values(), 2):
+        linear = [np.array(to_rgb(entry.colour)) ** 2.2 for entry in (one, other)]
+        assert np.abs(seen @ linear[0] - seen @ linear[1]).max() > 0.08, (one.name, other.name)
 
 
-@pytest.mark.parametrize("colour", [*LABEL_COLOURS.values(), "#0072b2"])
+@pytest.mark.parametrize("colour", [entry.colour for entry in ENTRIES.values()])
 def test_text_on_every_label_can_be_read(colour):
     def luminance(c):
         parts = np.array(to_rgb(c))

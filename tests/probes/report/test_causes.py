@@ -9,7 +9,7 @@ import torch
 from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.registry import get_task
-from probes.labels.rules import CLASSES
+from probes.head_classes import CLASSES
 from probes.report import causes as report_causes
 from probes.report.causes import cause_figures, measure_causes, redundancy_sentences
 from probes.report.page_causes import cause_sections
