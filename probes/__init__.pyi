@@ -36,6 +36,7 @@ from .pruning.curves import pruning_curve as pruning_curve
 from .pruning.curves import random_band as random_band
 from .pruning.curves import removable as removable
 from .pruning.hard_concrete import learn_gates as learn_gates
+from .pruning.plan import PruningPlan as PruningPlan
 from .pruning.pruned_run import export_pruned_model as export_pruned_model
 from .pruning.removing import certify as certify
 from .pruning.removing import prune_heads as prune_heads

@@ -229,7 +229,8 @@ def orders(
     execution: "Execution",
 ) -> "dict[str, pd.DataFrame]":
     """Return the curve of an order, or as much of it as --keep needs, and what it says."""
-    from probes.pruning.curves import curve_steps, pruning_curve, random_band
+    from probes.pruning.curves import pruning_curve, random_band
+    from probes.pruning.plan import PruningPlan, curve_steps
     from probes.report.causes import heads_to_spare
 
     steps = None
@@ -242,12 +243,14 @@ def orders(
         chosen.reference,
         form.order,
         held_out=chosen.batch,
-        steps=steps,
-        seeds=form.random_orders if form.curve else int(form.order == "random"),
-        metric=None if form.metric == "auto" else form.metric,
-        normalise=[form.normalise],
-        mode=form.mode,
-        reference=reference,
+        plan=PruningPlan(
+            steps=steps,
+            seeds=form.random_orders if form.curve else int(form.order == "random"),
+            metric=None if form.metric == "auto" else form.metric,
+            normalise=form.normalise,
+            mode=form.mode,
+            reference=reference,
+        ),
         seed=form.seed,
         execution=execution,
     )

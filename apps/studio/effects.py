@@ -142,6 +142,7 @@ def measured_curve(view: View, progress: Progress) -> Curve | None:
     """Remove heads in the greedy order and in random ones, and measure every step."""
     from probes.execution import Execution
     from probes.pruning.curves import pruning_curve, removable
+    from probes.pruning.plan import PruningPlan
     from probes.tables import json_rows
 
     identity, run = view.identity, view.run
@@ -150,9 +151,11 @@ def measured_curve(view: View, progress: Progress) -> Curve | None:
         kept_for_filling(run)[:CURVE_SEQUENCES],
         ORDER,
         held_out=unseen(run)[:CURVE_SEQUENCES],
-        metrics=[METRIC],
-        mode=view.mode,
-        reference=reference(identity, True, view) if view.mode == "mean" else None,
+        plan=PruningPlan(
+            metrics=METRIC,
+            mode=view.mode,
+            reference=reference(identity, True, view) if view.mode == "mean" else None,
+        ),
         execution=Execution(progress=progress),
     )
     return curve_of(json_rows(frame), json_rows(removable(frame, WITHIN, METRIC)))

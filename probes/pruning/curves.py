@@ -6,14 +6,13 @@ The orders are `probes.pruning.orders`'s, the measurements `probes.pruning.point
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.checks import require, require_number, require_seed, require_whole
-from lab.gates import Reference, whole_numbers
 from lab.model import HookedGPT
 from lab.naming import unknown_name
 from lab.shapes import Tokens
@@ -35,16 +34,13 @@ from probes.pruning.orders import (
     pruning_path,
     searches,
 )
+from probes.pruning.plan import PruningPlan, curve_metrics, curve_steps, names_of
 from probes.pruning.points import Point, head_labels, measured_points
 from probes.pruning.removing import check_filling
 from probes.reading.reads import as_batch, probe_input, provenance
 from probes.schemas.cause import PRUNING, RANDOM_BAND, REMOVABLE
 from probes.tables import checked_table, digest, make_table
 
-CURVE_METRICS = ("loss", "token_accuracy", "exact_match", "margin")
-MOST_STEPS = 40
-"""Heads up to which every single removal is a step; of more, a curve has FEW_STEPS."""
-FEW_STEPS = 20
 SOLVED = 0.99
 """Token accuracy from which a model has next to no loss to lose: its margin says more."""
 WITHIN = (0.01, 0.05)
@@ -57,14 +53,7 @@ def pruning_curve(
     order: str | Sequence[str] = "greedy",
     *,
     held_out: Batch | Tokens,
-    steps: Sequence[int] | None = None,
-    seeds: int = 20,
-    metric: str | None = None,
-    metrics: str | Iterable[str] = CURVE_METRICS,
-    normalise: str | Sequence[str] = ("none", "layer"),
-    mode: str = "zero",
-    reference: Reference | None = None,
-    penalty: float = 0.05,
+    plan: PruningPlan | None = None,
     seed: int = 0,
     execution: Execution | None = None,
 ) -> pd.DataFrame:
@@ -82,20 +71,7 @@ def pruning_curve(
             to 9 heads), "random"; or several of them.
         held_out: Other sequences, to report on; attrs["shared_sequences"] counts those that are in
             `batch` too.
-        steps: How many heads are gone at each point, ascending; None: every number of them, of
-            more than 40 heads 20 numbers. Fewer steps make a greedy or iterative order coarser,
-            because all heads of a step are chosen at once.
-        seeds: Random orders that stand beside the others; 0: none.
-        metric: What is to suffer least; None: the margin of a model that answers at least 99 % of
-            the selection's tokens right, and so has no loss to lose, otherwise the loss.
-        metrics: What is reported, out of CURVE_METRICS; the metric that is chosen by always is.
-        normalise: How importances are made comparable, out of NORMALISATIONS in
-            `probes.first_order.importance`: orders by importance come once with each. By layer,
-            heads of an idle layer look as important as those that work.
-        mode: "zero" or "mean".
-        reference: In mode "mean", the mean over positions of every head's z; see `prune_heads`.
-            Orders by importance do not know of it: theirs is the importance under zeros.
-        penalty: What an open gate costs in a learned order, in nats.
+        plan: Steps, random orders, metrics and what fills the gaps; None: the defaults.
         seed: Of random and learned orders, and of the bootstrap.
         execution: Memory, progress (in steps) and ledger of the curve; no processes of your own.
 
@@ -106,35 +82,33 @@ def pruning_curve(
     """
     execution = Execution() if execution is None else execution
     execution.require_default("pruning_curve", "processes")
-    require_whole("seeds", seeds, 0)
+    plan = PruningPlan() if plan is None else plan
     require_seed(seed)
     asked = names_of(order)
-    orders = list(dict.fromkeys([*asked, "random"] if seeds else asked))
+    orders = list(dict.fromkeys([*asked, "random"] if plan.seeds else asked))
     require(bool(orders), "order", "at least one name", "none")
     if "random" in orders:
-        require_whole("seeds", seeds, 1)
-    check_filling(model, mode, reference)
+        require_whole("seeds", plan.seeds, 1)
+    check_filling(model, plan.mode, plan.reference)
     selection, others = as_batch(batch), as_batch(held_out)
     probe_input(model, batch)
     x = probe_input(model, held_out)
     require_scored(model, selection, "the selection")
     require_scored(model, others, "held_out")
     shared = shared_sequences(selection, others)
-    named = names_of(metrics)
-    curve_metrics(named)  # says what is wrong before any work
-    (chosen_by,) = curve_metrics([metric or metric_for(model, selection)])
-    reported = curve_metrics(named if chosen_by.name in named else [*named, chosen_by.name])
+    chosen_by = metric_for(model, selection) if plan.metric is None else plan.metric
+    reported = curve_metrics(plan.reported(chosen_by))
     search = Search(
         model=model,
         batch=selection,
-        metric=chosen_by,
-        counts=curve_steps(len(model.config.heads()), steps),
-        ablation=Ablation(mode="mean" if mode == "mean" else "zero", reference=reference),
-        penalty=penalty,
+        metric=curve_metrics([chosen_by])[0],
+        counts=curve_steps(len(model.config.heads()), plan.steps),
+        ablation=Ablation(mode=plan.mode, reference=plan.reference),
+        penalty=plan.penalty,
         seed=seed,
         memory=execution.memory,
     )
-    wanted = searches(search, orders, names_of(normalise), seeds)
+    wanted = searches(search, orders, names_of(plan.normalise), plan.seeds)
     in_steps = sum(name in STEP_BY_STEP for name, _ in wanted)
     tell = counter((len(wanted) + in_steps) * len(search.counts), execution)
     with open_ledger(execution, lambda: manifest_of(search, wanted, others, reported)) as kept:
@@ -148,11 +122,11 @@ def pruning_curve(
         **provenance(model, x.tokens),
         "selection_sha256": digest(selection.tokens.cpu().contiguous().numpy().tobytes()),
         "shared_sequences": shared,
-        "chosen_by": chosen_by.name,
-        "penalty": penalty,
+        "chosen_by": chosen_by,
+        "penalty": plan.penalty,
         "bootstrap_seed": seed,
-        "reference": None if reference is None else reference.name,
-        "reference_sha256": None if reference is None else reference.sha256,
+        "reference": None if plan.reference is None else plan.reference.name,
+        "reference_sha256": None if plan.reference is None else plan.reference.sha256,
     }
     return curve_table(search, paths, points, about)
 
@@ -178,29 +152,6 @@ def manifest_of(
     }
 
 
-def curve_steps(n_heads: int, steps: Sequence[int] | None) -> tuple[int, ...]:
-    """Return how many heads are gone at each point, from 0 on.
-
-    Raises:
-        ValueError: Numbers out of range or out of order.
-    """
-    require(n_heads > 0, "a model to prune", "one with heads", "one without")
-    if steps is None:
-        fine = n_heads if n_heads <= MOST_STEPS else FEW_STEPS
-        return tuple(i * n_heads // fine for i in range(fine + 1))
-    counts = tuple(whole_numbers(steps))
-    for count in counts:
-        require_whole("steps", count, 0, n_heads)
-    ascending = all(one < next_ for one, next_ in itertools.pairwise(counts))
-    require(ascending and bool(counts), "steps", "different numbers of heads, ascending", counts)
-    return counts if counts[0] == 0 else (0, *counts)
-
-
-def names_of(given: str | Iterable[str]) -> list[str]:
-    """Return names, also of one that stands by itself."""
-    return [given] if isinstance(given, str) else list(given)
-
-
 def require_scored(model: HookedGPT, batch: Batch, what: str) -> None:
     """Raise ValueError unless some row of a batch counts and the model can say every answer."""
     require(bool(batch.loss_mask.any()), f"scored rows of {what}", "at least 1", 0)
@@ -223,15 +174,6 @@ def shared_sequences(selection: Batch, held_out: Batch) -> int:
         )
     known = {tuple(row) for row in chosen}
     return sum(tuple(row) in known for row in reported)
-
-
-def curve_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
-    """Return metrics by name: those that compare with nothing, as a pruned model is alone."""
-    wanted = list(names)
-    for name in wanted:
-        if name not in CURVE_METRICS:
-            raise ValueError(unknown_name("metric of a pruned model", str(name), CURVE_METRICS))
-    return get_metrics(wanted)
 
 
 def metric_for(model: HookedGPT, batch: Batch) -> str:

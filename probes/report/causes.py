@@ -19,6 +19,7 @@ from probes.first_order.agreement import FirstOrderStudy, first_order_study
 from probes.head_classes import shown_label
 from probes.plots.canvas import figure_of
 from probes.pruning.curves import metric_for, pruning_curve, removable
+from probes.pruning.plan import PruningPlan
 from probes.report.subject import Subject
 from probes.tables import json_rows
 
@@ -87,8 +88,8 @@ def measure_causes(subject: Subject, labels: pd.DataFrame) -> Causes:
         shapley = shapley_values(model, batch, heads)
     if 1 < n_heads <= MOST_PRUNED and subject.batch is not subject.reference:
         selection = subject.reference[:SEQUENCES]
-        wanted = dict.fromkeys((metric, "exact_match"))
-        curve = pruning_curve(model, selection, held_out=batch, metric=metric, metrics=list(wanted))
+        plan = PruningPlan(metric=metric, metrics=list(dict.fromkeys((metric, "exact_match"))))
+        curve = pruning_curve(model, selection, held_out=batch, plan=plan)
         spare = heads_to_spare(curve, "exact_match")
     return Causes(
         redundancy=redundancy, shapley=shapley, first_order=study, pruning=curve, removable=spare

@@ -8,6 +8,7 @@ import pytest
 from lab.model import HookedGPT
 from lab.tasks.registry import get_task
 from probes.pruning.curves import pruning_curve, random_band, removable
+from probes.pruning.plan import PruningPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +23,7 @@ def curve() -> pd.DataFrame:
         task.sample(40, seed=0, split="reference"),
         ["greedy", "one-shot", "oracle"],
         held_out=task.sample(200, seed=0, split="test"),
-        metrics=["exact_match", "margin"],
+        plan=PruningPlan(metrics=["exact_match", "margin"]),
     )
 
 

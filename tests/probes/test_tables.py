@@ -34,6 +34,7 @@ from probes.labels.study import label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning.curves import pruning_curve, random_band, removable
 from probes.pruning.hard_concrete import learn_gates
+from probes.pruning.plan import PruningPlan
 from probes.pruning.removing import prune_heads
 from probes.pruning.survivors import survivor_labels
 from probes.reading.inputs import repeated_pair
@@ -83,7 +84,11 @@ def tables_of_causes(model, batch):
     other = get_task("reversal", length=6, n_symbols=4).sample(5, seed=4, split="test")
     pair, first_order = [(0, 1), (1, 0)], first_order_study(model, batch)
     curve = pruning_curve(
-        model, batch, ["one-shot", "random"], held_out=other, steps=[1, 3], seeds=2
+        model,
+        batch,
+        ["one-shot", "random"],
+        held_out=other,
+        plan=PruningPlan(steps=[1, 3], seeds=2),
     )
     before = PlantedHead(kind="previous", beta=20.0, writes="tokens")
     induction = plant([[before], [PlantedHead(kind="induction", beta=20.0)]]).model

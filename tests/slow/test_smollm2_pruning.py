@@ -10,6 +10,7 @@ from lab.model import HookedGPT
 from lab.naming import parse_head
 from lab.python_topics import TopicSequences, topic_sequences
 from probes.pruning.curves import pruning_curve, random_band
+from probes.pruning.plan import PruningPlan
 from probes.pruning.pruned_run import export_pruned_model
 
 HALF = 135
@@ -33,9 +34,7 @@ def curve(smollm2: HookedGPT, held_out: TopicSequences) -> pd.DataFrame:
         selection.tokens,
         "one-shot",
         held_out=held_out.tokens,
-        steps=[45, HALF, 225],
-        normalise=["none"],
-        metrics=["loss"],
+        plan=PruningPlan(steps=[45, HALF, 225], normalise="none", metrics="loss"),
     )
 
 

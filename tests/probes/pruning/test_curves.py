@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ from probes.pruning.orders import (
     random_order,
     worst_first_order,
 )
+from probes.pruning.plan import PruningPlan
 from probes.pruning.removing import cache_bytes, count_parameters, prune_heads
 from probes.schemas.cause import PRUNING
 from probes.tables import checked_table
@@ -72,6 +74,20 @@ def model() -> HookedGPT:
 def search(model: HookedGPT, batch: Batch) -> Search:
     (loss,) = get_metrics(["loss"])
     return Search(model=model, batch=batch, metric=loss, counts=tuple(range(HEADS + 1)))
+
+
+def curve_of(
+    model: HookedGPT,
+    batch: Batch | torch.Tensor,
+    order: str | list[str] = "greedy",
+    *,
+    held_out: Batch | torch.Tensor,
+    execution: Execution | None = None,
+    **plan: Any,
+) -> pd.DataFrame:
+    return pruning_curve(
+        model, batch, order, held_out=held_out, plan=PruningPlan(**plan), execution=execution
+    )
 
 
 def gated_loss(model: HookedGPT, batch: Batch, heads: object, mean: Reference | None) -> float:
@@ -184,7 +200,7 @@ class TestCurve:
     ) -> None:
         before = {name: value.clone() for name, value in model.state_dict().items()}
         mean = mean_of(model, batch) if mode == "mean" else None
-        curve = pruning_curve(
+        curve = curve_of(
             model, batch, "greedy", held_out=held_out, seeds=1, mode=mode, reference=mean,
             metrics=["loss", "token_accuracy", "exact_match"],
         )  # fmt: skip
@@ -225,7 +241,7 @@ class TestCurve:
     ) -> None:
         from probes.intervals import bootstrap_interval
 
-        curve = pruning_curve(
+        curve = curve_of(
             model, batch, "one-shot", held_out=held_out, seeds=0, steps=[3],
             normalise=["none"], metrics=["loss"],
         )  # fmt: skip
@@ -248,7 +264,7 @@ class TestCurve:
     ) -> None:
         small = prune_heads(model, [(0, 0), (0, 1), (0, 2), (1, 1)])
         done: list[tuple[int, int]] = []
-        curve = pruning_curve(
+        curve = curve_of(
             small, batch, ["worst-first", "iterative"], held_out=held_out, seeds=1,
             metrics=["loss"], execution=Execution(progress=lambda i, n: done.append((i, n))),
         )  # fmt: skip
@@ -272,7 +288,7 @@ class TestCurve:
         monkeypatch.setattr("probes.pruning.orders.learn_gates", partial(learn_gates, steps=3))
         orders = ["greedy", "iterative", "learned"]
         given = {"held_out": held_out, "seeds": 1, "steps": [1, 2]}
-        whole = pruning_curve(model, batch, orders, **given)
+        whole = curve_of(model, batch, orders, **given)
 
         def interrupt(done: int, total: int) -> None:
             if done == 11:  # nine steps of searches, two points
@@ -281,21 +297,21 @@ class TestCurve:
         execution = Execution(ledger=tmp_path)
         interrupted = Execution(ledger=tmp_path, progress=interrupt)
         with pytest.raises(KeyboardInterrupt):
-            pruning_curve(model, batch, orders, **given, execution=interrupted)
+            curve_of(model, batch, orders, **given, execution=interrupted)
         kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npz")}
         names = {str(path.relative_to(tmp_path)) for path in kept}
         assert {f"greedy-{n}/chunk-000000.npz" for n in (6, 5)} < names
         assert {f"importance-{by}-{n}.npz" for by in ("none", "layer") for n in (6, 5)} < names
         assert "learned.npz" in names
         assert sum(name.startswith(("selection-", "held-out-")) for name in names) == 4
-        again = pruning_curve(model, batch, orders, **given, execution=execution)
+        again = curve_of(model, batch, orders, **given, execution=execution)
         pd.testing.assert_frame_equal(again, whole, check_exact=True)
         assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
         for other in ({"seeds": 2}, {"penalty": 0.1}, {"steps": [1, 3]}, {"metric": "margin"}):
             with pytest.raises(ValueError, match="must be of the very same work, got one that d"):
-                pruning_curve(model, batch, orders, **given | other, execution=execution)
+                curve_of(model, batch, orders, **given | other, execution=execution)
         with pytest.raises(ValueError, match="got one that differs in tokens"):
-            pruning_curve(model, batch[:6], orders, **given, execution=execution)
+            curve_of(model, batch[:6], orders, **given, execution=execution)
 
     def test_gates_are_learned_with_what_fills_the_gap(
         self, search: Search, held_out: Batch, monkeypatch: pytest.MonkeyPatch
@@ -312,7 +328,7 @@ class TestCurve:
         monkeypatch.setattr(pruning_orders, "learn_gates", spied)
         mean = mean_of(search.model, search.batch)
         for mode in ("zero", "mean"):
-            curve = pruning_curve(
+            curve = curve_of(
                 search.model, search.batch, "learned", held_out=held_out, steps=[2], seeds=0,
                 mode=mode, reference=mean if mode == "mean" else None,
             )  # fmt: skip
@@ -328,13 +344,13 @@ class TestCurve:
         with torch.no_grad():
             model.unembed.b_U[3] = 40.0
         tokens = torch.full((4, 9), 3)
-        curve = pruning_curve(model, tokens, held_out=held_out, seeds=0)
+        curve = curve_of(model, tokens, held_out=held_out, seeds=0)
         assert curve.attrs["chosen_by"] == "margin"
 
     def test_many_heads_have_twenty_steps(self, build_model: Callable[..., HookedGPT]) -> None:
         model = build_model(n_layers=1, n_heads=48, d_head=2)
         tokens = torch.randint(0, 6, (4, 6), generator=torch.Generator().manual_seed(0))
-        curve = pruning_curve(
+        curve = curve_of(
             model, tokens[:2], "random", held_out=tokens[2:], seeds=1, metrics=["loss"]
         )
         assert curve["n_removed"].tolist() == [round(i * 2.4 - 0.5 + 1e-9) for i in range(21)]
@@ -430,20 +446,20 @@ def test_what_is_refused(
     model: HookedGPT, batch: Batch, held_out: Batch, given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        pruning_curve(model, batch, **{"held_out": held_out, "seeds": 0, **given})
+        curve_of(model, batch, **{"held_out": held_out, "seeds": 0, **given})
 
 
 def test_the_same_sequences_twice_and_too_many_heads(
     model: HookedGPT, batch: Batch, held_out: Batch, build_model: Callable[..., HookedGPT]
 ) -> None:
     with pytest.raises(ValueError, match=r"held_out must be other sequences .* the same ones"):
-        pruning_curve(model, batch, held_out=batch)
+        curve_of(model, batch, held_out=batch)
     for other, shared in ((batch[3:5], 2), (held_out, 0)):
-        curve = pruning_curve(model, batch, "random", held_out=other, seeds=1, steps=[1])
+        curve = curve_of(model, batch, "random", held_out=other, seeds=1, steps=[1])
         assert curve.attrs["shared_sequences"] == shared
     wide = build_model(n_heads=6)
     with pytest.raises(ValueError, match=r"tried must be at most 9; take another order.* got 12"):
-        pruning_curve(wide, batch, "oracle", held_out=held_out)
+        curve_of(wide, batch, "oracle", held_out=held_out)
 
 
 def test_sequences_that_cannot_be_measured_are_refused_before_the_search(
@@ -452,15 +468,15 @@ def test_sequences_that_cannot_be_measured_are_refused_before_the_search(
     monkeypatch.setattr("probes.pruning.curves.pruning_path", lambda *_: pytest.fail("searched"))
     nothing = dataclasses.replace(held_out, loss_mask=torch.zeros_like(held_out.loss_mask))
     with pytest.raises(ValueError, match="scored rows of held_out must be at least 1, got 0"):
-        pruning_curve(model, batch, held_out=nothing)
+        curve_of(model, batch, held_out=nothing)
     with pytest.raises(ValueError, match="scored rows of the selection must be at least 1, got 0"):
-        pruning_curve(model, nothing, held_out=batch)
+        curve_of(model, nothing, held_out=batch)
 
 
 def test_what_an_order_was_chosen_by_is_reported(
     model: HookedGPT, batch: Batch, held_out: Batch
 ) -> None:
     given = {"held_out": held_out, "seeds": 1, "steps": [1]}
-    curve = pruning_curve(model, batch, "random", metrics="exact_match", metric="loss", **given)
+    curve = curve_of(model, batch, "random", metrics="exact_match", metric="loss", **given)
     assert curve["metric"].unique().tolist() == ["exact_match", "loss"]
     assert removable(curve)["metric"].unique().tolist() == ["loss"]
