@@ -163,7 +163,7 @@ def measured(
     """Return the table that was asked for."""
     from probes.ablation.pairs import pair_effects
     from probes.ablation.redundancy import head_redundancy
-    from probes.ablation.table import MOST_HEADS_WITH_LAYERS, ablation_sweep
+    from probes.ablation.table import HEADS_AND_LAYERS, MOST_HEADS_WITH_LAYERS, ablation_sweep
 
     model, batch = subject.model, chosen.batch
     work: dict[str, Any] = {"execution": execution, "seed": form.seed}
@@ -179,12 +179,8 @@ def measured(
     return ablation_sweep(
         model,
         batch,
-        ablation.mode,
-        reference=ablation.reference,
-        donors=ablation.donors,
-        value=ablation.value,
-        sets=[heads] if heads else None,
-        whole_layers=True if form.layers else None,
+        ablation,
+        sets=[heads] if heads else HEADS_AND_LAYERS if form.layers else None,
         metrics=form.metrics,
         **work,
     )

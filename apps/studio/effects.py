@@ -77,14 +77,10 @@ def swept(
     from probes.ablation.table import ablation_sweep
     from probes.tables import json_rows
 
-    how = ablation_of(_view, constant=constant)
     frame = ablation_sweep(
         weights(identity, _view),
         unseen(_view.run),
-        how.mode,
-        value=how.value,
-        reference=how.reference,
-        donors=how.donors,
+        ablation_of(_view, constant=constant),
         sets=[heads_of(_view)],
     )
     rows = {row["metric"]: row for row in json_rows(frame)}

@@ -75,13 +75,14 @@ class Ablation:
                 )
         if self.mode == "mean" and self.reference is None:
             raise ValueError(
-                "reference must be given for mode 'mean', got None; pass "
-                "reference=mean_reference(model, task.sample(256, seed=0, split='reference'))"
+                "reference must be given for mode 'mean', got None; pass Ablation(mode='mean', "
+                "reference=mean_reference(model, task.sample(256, seed=0, split='reference')))"
             )
         if self.mode == "resample" and self.donors is None:
             raise ValueError(
                 "donors must be given for mode 'resample', got None; pass "
-                "donors=head_donors(model, task.sample(8, seed=0, split='reference'))"
+                "Ablation(mode='resample', "
+                "donors=head_donors(model, task.sample(8, seed=0, split='reference')))"
             )
 
     @property

@@ -13,9 +13,9 @@ from einops import einsum
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lab.checks import require_seed
+from lab.checks import require_choice, require_seed
 from lab.config import ModelConfig
-from lab.gates import Donors, Reference, whole_numbers
+from lab.gates import Donors, Reference
 from lab.model import HookedGPT
 from lab.naming import head_label
 from lab.shapes import GivenMask, HeadVectors, PositionMask, Tokens
@@ -37,6 +37,9 @@ from probes.reading.reads import (
 from probes.schemas.cause import ABLATION
 from probes.tables import digest, rows_table
 
+HEADS_AND_LAYERS = "heads and layers"
+SETS = ("heads", HEADS_AND_LAYERS)
+"""What a sweep ablates by name."""
 MOST_HEADS_WITH_LAYERS = 100
 """In a model of more heads, a sweep leaves whole layers out unless it is asked for them."""
 
@@ -44,14 +47,9 @@ MOST_HEADS_WITH_LAYERS = 100
 def ablation_sweep(
     model: HookedGPT,
     batch: Batch | Tokens,
-    mode: str = "zero",
+    mode: str | Ablation = "zero",
     *,
-    reference: Reference | None = None,
-    donors: Donors | None = None,
-    value: float = 0.0,
-    positions: Sequence[int] | None = None,
-    sets: Iterable[Iterable[Sequence[int]]] | None = None,
-    whole_layers: bool | None = None,
+    sets: str | Iterable[Iterable[Sequence[int]]] | None = None,
     metrics: Iterable[str | MetricFunction] = DEFAULT_METRICS,
     attention_mask: GivenMask | None = None,
     execution: Execution | None = None,
@@ -67,15 +65,12 @@ def ablation_sweep(
         model: A HookedGPT.
         batch: Sequences of a task, with the rows that its loss counts; or plain tokens,
             whose loss and accuracy are those of every next token (exact_match: of all in a row).
-        mode: "zero", "mean" or "resample"; a mean needs a reference, resampling needs donors.
-        reference: What fills the gap in mode "mean"; see `mean_reference`.
-        donors: What fills it in mode "resample"; see `head_donors`.
-        value: The gate of the ablated heads: 0 removes them, a number below 1 removes a part.
-        positions: Positions at which they are ablated; None: all.
-        sets: Sets of (layer, head) pairs instead of every head and every layer; a row's layer is
-            then the lowest of its set.
-        whole_layers: Ablate each layer's heads together, too; None: in models of up to
-            MOST_HEADS_WITH_LAYERS heads, where that is what shows stand-ins at little cost.
+        mode: "zero", or an `Ablation`, which brings what the modes "mean" and "resample" fill the
+            gaps with (see `mean_reference` and `head_donors`), a gate and positions.
+        sets: "heads": each head; "heads and layers": each layer's heads together, too; or your own
+            sets of (layer, head) pairs, where a row's layer is the lowest of its set. None: "heads
+            and layers" in a model of up to MOST_HEADS_WITH_LAYERS heads, where layers show
+            stand-ins at little cost; "heads" in a larger one.
         metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         execution: Memory, progress, ledger and processes of the sweep.
@@ -87,15 +82,9 @@ def ablation_sweep(
     """
     require_gates(model)
     require_seed(seed)
-    ablation = Ablation(
-        mode=mode,
-        value=value,
-        positions=whole_numbers(positions),
-        reference=reference,
-        donors=donors,
-    )
-    if sets is None:
-        chosen, singles = default_sets(model.config, whole_layers)
+    ablation = mode if isinstance(mode, Ablation) else Ablation(mode=mode)
+    if sets is None or isinstance(sets, str):
+        chosen, singles = named_sets(model.config, sets)
     else:
         chosen, singles = given_sets(sets)
     swept = sweep_sets(
@@ -116,22 +105,22 @@ def ablation_sweep(
         "reference": None if filled_from is None else filled_from.name,
         "reference_sha256": None if filled_from is None else filled_from.sha256,
     }
-    return ablation_table(swept, singles, mode, about, seed)
+    return ablation_table(swept, singles, ablation.mode, about, seed)
 
 
-def default_sets(
-    config: ModelConfig, whole_layers: bool | None
-) -> tuple[list[HeadSet], list[bool]]:
+def named_sets(config: ModelConfig, name: str | None) -> tuple[list[HeadSet], list[bool]]:
     """Return every head, maybe with its whole layer after it; and which set is one head."""
-    if whole_layers is None:
-        whole_layers = len(config.heads()) <= MOST_HEADS_WITH_LAYERS
+    if name is None:
+        few = len(config.heads()) <= MOST_HEADS_WITH_LAYERS
+        name = HEADS_AND_LAYERS if few else "heads"
+    require_choice("sets", name, SETS)
     sets: list[HeadSet] = []
     singles: list[bool] = []
     for layer in range(config.n_layers):
         heads = tuple((layer, head) for head in config.heads_of(layer))
         sets += [(head,) for head in heads]
         singles += [True] * len(heads)
-        if heads and whole_layers:
+        if heads and name == HEADS_AND_LAYERS:
             sets.append(heads)
             singles.append(False)
     return sets, singles

@@ -23,6 +23,7 @@ from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import Vocab
 from probes import plots
+from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, mean_reference
 from probes.attention.entropy import entropy_profile
 from probes.attention.heads import score_heads
@@ -139,7 +140,7 @@ def measure(subject: Subject) -> Findings:
     swept = batch[: max(FEWEST_SWEPT, SWEPT // n_variants)]
     sweeps = [
         ablation_sweep(model, swept, "zero"),
-        ablation_sweep(model, swept, "mean", reference=reference),
+        ablation_sweep(model, swept, Ablation(mode="mean", reference=reference)),
     ]
     ablation = pd.concat(sweeps, ignore_index=True)
     ablation.attrs = sweeps[1].attrs

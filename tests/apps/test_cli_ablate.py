@@ -23,6 +23,7 @@ from lab.tasks.registry import get_task
 from probes.ablation.pairs import pair_effects
 from probes.ablation.redundancy import head_redundancy
 from probes.ablation.runs import Chunk, SequenceRuns
+from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors
 from probes.reading.inputs import repeated_batch
 from probes.tables import json_rows
@@ -141,7 +142,11 @@ def test_modes_differ_and_say_what_the_head_writes(headlab: Headlab, tiny_home: 
     task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
     donors = head_donors(model, task.sample(8, seed=config.seed, split="reference"))
     frame = ablation_sweep(
-        model, unseen(tiny_home, 50), "resample", donors=donors, sets=[[(0, 0)]], metrics=["loss"]
+        model,
+        unseen(tiny_home, 50),
+        Ablation(mode="resample", donors=donors),
+        sets=[[(0, 0)]],
+        metrics=["loss"],
     )
     assert ablated[2][1] == f"{frame['ablated'][0]:.4f}"
 
@@ -154,7 +159,9 @@ def test_a_part_of_a_head_can_go_and_anything_be_measured(
     assert code == 0
     assert "it keeps 0.5 of its own" in out
     model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
-    frame = ablation_sweep(model, batch, value=0.5, sets=[[(0, 0)]], metrics=["margin", "kl"])
+    frame = ablation_sweep(
+        model, batch, Ablation(value=0.5), sets=[[(0, 0)]], metrics=["margin", "kl"]
+    )
     shown = table(out)
     assert [shown[name][1] for name in ("margin (logit)", "KL (nats)")] == [
         f"{x:.4f}" for x in frame["ablated"]

@@ -11,6 +11,7 @@ from apps.studio.address import View
 from lab.checkpoint import load_model
 from lab.evaluation import evaluate
 from lab.gates import HeadGates
+from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors
 
 pytestmark = pytest.mark.filterwarnings("ignore::streamlit.errors.StreamlitAPIWarning")
@@ -54,7 +55,8 @@ def test_numbers_are_those_of_lab(view, model, batch):
 def test_every_mode_and_gate_is_that_of_the_sweep(view, model, batch, mode, gate):
     kept = models.task_of(view.run).sample(256, seed=0, split="reference")
     donors = head_donors(model, kept[:DONORS]) if mode == "resample" else None
-    frame = ablation_sweep(model, batch, mode, value=gate, donors=donors, sets=[HEADS])
+    ablation = Ablation(mode=mode, value=gate, donors=donors)
+    frame = ablation_sweep(model, batch, ablation, sets=[HEADS])
     rows = frame.set_index("metric")
     shown = dataclasses.replace(view, ablated=("L0H1", "L1H0"), mode=mode, gate=gate)
     found = effects.effect(shown)

@@ -25,7 +25,8 @@ def reference(small_model):
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_equal_to_evaluating_every_ablation_alone(small_model, repeating_batch, reference, mode):
     fill = reference if mode == "mean" else None
-    frame = ablation_sweep(small_model, repeating_batch, mode, reference=fill)
+    ablation = Ablation(mode=mode, reference=fill)
+    frame = ablation_sweep(small_model, repeating_batch, ablation)
     whole = evaluate(small_model, repeating_batch)
     assert frame["heads"].unique().tolist() == [
         *("L0H0", "L0H1", "L0H2", "L0H0,L0H1,L0H2"),
@@ -188,6 +189,7 @@ def test_pruned_model_is_swept_by_original_ids(small_model, repeating_batch, ref
     ("request_", "message"),
     [
         ({"mode": "zeros"}, r"unknown ablation mode 'zeros'.*did you mean 'zero'"),
+        ({"sets": "layers"}, "unknown sets 'layers'; choose from heads, heads and layers"),
         ({"mode": "mean"}, r"reference must be given for mode 'mean', got None; pass"),
         ({"metrics": ["los"]}, r"unknown metric 'los'.*did you mean 'loss'"),
     ],
@@ -201,9 +203,8 @@ def test_wrong_requests_are_refused(small_model, repeating_batch, request_, mess
 
 def test_plain_tokens_are_scored_on_every_next_token(small_model, repeating_batch):
     tokens = repeating_batch.tokens
-    frame = ablation_sweep(
-        small_model, tokens, "mean", reference=mean_reference(small_model, tokens)
-    )
+    ablation = Ablation(mode="mean", reference=mean_reference(small_model, tokens))
+    frame = ablation_sweep(small_model, tokens, ablation)
     rows = frame[frame["heads"] == "L0H1"].set_index("metric")
     logits = small_model(tokens)
     assert rows["baseline"]["loss"] == pytest.approx(small_model(tokens, "loss").item(), abs=1e-12)
@@ -219,9 +220,9 @@ def test_whole_layers_are_left_out_of_large_models_unless_asked_for(build_model,
     few = repeating_batch[:1]
     large = ablation_sweep(model, few, metrics=["loss"])
     assert large["head"].tolist() == list(range(101))
-    asked = ablation_sweep(model, few, metrics=["loss"], whole_layers=True)
+    asked = ablation_sweep(model, few, metrics=["loss"], sets="heads and layers")
     assert asked["head"].isna().tolist() == [False] * 101 + [True]
-    small = ablation_sweep(build_model(), few, metrics=["loss"], whole_layers=False)
+    small = ablation_sweep(build_model(), few, metrics=["loss"], sets="heads")
     assert small["heads"].tolist() == ["L0H0", "L0H1", "L0H2", "L1H0", "L1H1", "L1H2"]
 
 
@@ -229,18 +230,15 @@ def test_sets_over_layers_donors_positions_and_parts_reach_the_table(small_model
     """Every argument is handed on: the numbers are those of the sweep, and attrs tell which."""
     donors = head_donors(small_model, TASK.sample(8, seed=0, split="reference"), name="eight")
     sets = [[[1, 2], [0, 1]], [[1, 0], [1, 1]]]
+    ablation = Ablation(mode="resample", donors=donors, value=0.25, positions=(7, 8))
     frame = ablation_sweep(
         small_model,
         repeating_batch,
-        "resample",
-        donors=donors,
-        value=0.25,
-        positions=[7, 8],
+        ablation,
         sets=sets,
         metrics=["margin", "kl"],
         seed=5,
     )
-    ablation = Ablation(mode="resample", donors=donors, value=0.25, positions=(7, 8))
     swept = sweep_sets(
         small_model, repeating_batch, sets, ablation=ablation, metrics=["margin", "kl"]
     )

@@ -74,9 +74,7 @@ def test_mean_ablation_and_one_sequence(small_model, repeating_batch):
     reference = mean_reference(small_model, TASK.sample(7, seed=0, split="reference"))
     ablation = Ablation(mode="mean", reference=reference)
     study = first_order_study(small_model, repeating_batch[:1], ablation)
-    exact = ablation_sweep(
-        small_model, repeating_batch[:1], "mean", reference=reference, metrics=["loss"]
-    )
+    exact = ablation_sweep(small_model, repeating_batch[:1], ablation, metrics=["loss"])
     exact = exact[exact["head"].notna()]
     np.testing.assert_allclose(study.heads["delta"], exact["delta"], atol=1e-12)
     estimates = estimated_ablations(small_model, repeating_batch[:1], ablation)

@@ -77,9 +77,8 @@ def test_equal_to_hooks(any_model, repeating_batch):
     free, frozen = (frame[frame["norm"] == norm] for norm in ("free", "frozen"))
     apart = np.abs(free["direct"].to_numpy() - frozen["direct"].to_numpy()).max()
     assert (apart > 1e-3) == (any_model.config.normalization_type is not None)
-    sweep = ablation_sweep(
-        any_model, repeating_batch, "mean", reference=reference, metrics=["loss"]
-    )
+    ablation = Ablation(mode="mean", reference=reference)
+    sweep = ablation_sweep(any_model, repeating_batch, ablation, metrics=["loss"])
     exact = sweep[sweep["head"].notna()]["delta"]
     np.testing.assert_allclose(free["total"], exact, atol=1e-12)
 

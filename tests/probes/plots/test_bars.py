@@ -7,6 +7,7 @@ import pytest
 from matplotlib.container import BarContainer
 
 from probes import plots
+from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors
 from probes.attention.heads import score_heads
 from probes.head_classes import LADDER
@@ -93,7 +94,10 @@ def test_what_is_not_in_the_table_is_refused(small_model, repeating_batch):
 def test_every_metric_and_mode_can_be_drawn(small_model, repeating_batch):
     donors = head_donors(small_model, repeating_batch)
     frame = ablation_sweep(
-        small_model, repeating_batch, "resample", donors=donors, metrics=["kl", "margin"]
+        small_model,
+        repeating_batch,
+        Ablation(mode="resample", donors=donors),
+        metrics=["kl", "margin"],
     )
     ax = plots.plot_ablation(frame, metric="margin")
     assert ax.get_ylabel() == "change in margin (logit; down is worse)"
