@@ -61,6 +61,13 @@ def ablation_sweep(
     single head's delta is a lower bound: heads that do the same job stand in for each other, which
     is what the rows of whole layers, or of sets of your own, show.
 
+    Range: loss in nats, unbounded; accuracies from -1 to 1.
+
+    Source: Michel et al. 2019, Are sixteen heads really better than one?
+
+    Caveat: A head whose removal costs nothing may have stand-ins: compare whole layers. The loss
+    hides what a saturated answer would need.
+
     Args:
         model: A HookedGPT.
         batch: Sequences of a task, with the rows that its loss counts; or plain tokens,

@@ -54,7 +54,12 @@ def head_distances(
     The work grows with the square of the number of heads: 270 heads have 36,315 pairs, which take
     a core two seconds for every 5 sequences of 50 tokens.
 
+    Range: nats, from 0 (equal) to ln 2 = 0.693 (no key in common).
+
     Source: Clark et al. 2019, What does BERT look at? (there summed over tokens, not averaged).
+
+    Caveat: Heads that look alike may write different things. Many heads rest on the first key, and
+    are alike there.
 
     Args:
         model: A HookedGPT or any TransformerLens model.

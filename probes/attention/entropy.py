@@ -52,6 +52,13 @@ def entropy_profile(
     renormalised, over the sequences whose row is not silent. NaN: the normalised values where only
     one key is visible, everything sink-free where only key 0 is, or where all are silent.
 
+    Range: nats, from 0 to ln(n); normalised from 0 to 1.
+
+    Source: Clark et al. 2019, What does BERT look at?; sink-free after Gu et al. 2025.
+
+    Caveat: A head that rests on the first key looks focused: with 0.9 there and the rest spread
+    over 63 keys, normalised is 0.18 and sink-free 1.00. Rows with few keys are coarse.
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens.

@@ -53,6 +53,13 @@ def offset_spectrum(
     D + 1 where BOS or SEP stands first, so that no distance ever lands on it; q >= 1 always), in
     0 .. 1. chance is the same for all distances: the mean of 1 / keys that the row sees.
 
+    Range: mean probability, from 0 to 1.
+
+    Source: Voita et al. 2019 (positional heads); Olsson et al. 2022.
+
+    Caveat: On repeated blocks every multiple of the period is a peak of its own: read the spectrum
+    on text or on sequences without a repeat.
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens.

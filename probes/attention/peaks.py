@@ -69,6 +69,12 @@ def head_peaks(
     mass on the targets that nine rows in ten exceed. largest = mean largest probability of the
     scored rows, whatever key it is on (Voita et al.'s confidence).
 
+    Range: from 0 to 1.
+
+    Source: Voita et al. 2019.
+
+    Caveat: A head may look most at its target with little mass: read the share beside the score.
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens.

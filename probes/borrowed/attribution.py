@@ -70,7 +70,7 @@ def logit_attribution(
     c is what the part adds to the stream, sigma the last norm's scale of the whole run, with the
     norm's own weights folded into W_U (without the mean after an RMSNorm). Parts: the embeddings,
     each head, each layer's b_O, each MLP, and b_U, the constant of the answer. They sum to the
-    answers' mean logit, which attrs["logit"] holds. Source: Elhage et al. 2021; Wang et al. 2023.
+    answers' mean logit, which attrs["logit"] holds.
 
     The split is that of the weights read, and TransformerLens's compatibility mode changes two
     things about them by default. It centres W_U over the tokens, so that each logit is taken
@@ -78,6 +78,13 @@ def logit_attribution(
     b_O, so that b_V W_O is b_O's and not the head's. attrs["unembed_centred"] and
     attrs["value_biases_in_heads"] say what was found; a HookedGPT and its bridge have one table
     after `enable_compatibility_mode(center_unembed=False, fold_value_biases=False)`.
+
+    Range: logits, with their sign.
+
+    Source: Elhage et al. 2021; Wang et al. 2023, Interpretability in the wild.
+
+    Caveat: Direct only: what a head does through later layers is not in it. A logit alone has no
+    zero: give wrong answers to compare with.
 
     Args:
         model: A HookedGPT, of which a folded copy is read, or a TransformerLens model in its

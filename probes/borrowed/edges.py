@@ -50,7 +50,15 @@ def edge_attribution(
     score = (w_clean - w_corrupt) . dM/d(input of the reader), in logits, summed over positions,
     mean over the pairs in which a row counts: w is what the writer adds to the stream, M the
     answers' logits of the corrupt run. A first-order estimate: it misses what saturates. The scores
-    of a writer's edges sum to the estimate for the writer. Source: Syed, Rager and Conmy 2023.
+    of a writer's edges sum to the estimate for the writer.
+
+    Range: logits, with their sign.
+
+    Source: Syed, Rager and Conmy 2023, Attribution patching outperforms automated circuit
+    discovery.
+
+    Caveat: First order: it misses what saturates. Heads that share keys, models without MLPs and
+    bridges that do not fork their stream have no such edges.
 
     Args:
         model: A HookedGPT, or a TransformerLens model that forks the stream for each head's q, k

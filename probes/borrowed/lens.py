@@ -42,7 +42,14 @@ def logit_lens(
     log_prob = ln p(answer) in nats, the last layer's the model's own; top1 = share of rows whose
     likeliest token is the answer; rank = how many tokens are likelier; entropy of the whole
     distribution, in nats. Means over the rows that count; the interval is log_prob's. Layer 0 is
-    the embeddings alone, layer l what l blocks have made of them. Source: nostalgebraist 2020.
+    the embeddings alone, layer l what l blocks have made of them.
+
+    Range: log_prob in nats, at most 0; top1 from 0 to 1; rank from 0; entropy in nats.
+
+    Source: nostalgebraist 2020, Interpreting GPT: the logit lens; TransformerLens's lens.
+
+    Caveat: Early streams are not written for the last norm: a row that is far from sure and one
+    that is sure of something else look alike. Compare ranks and entropy.
 
     Args:
         model: A HookedGPT, pruned or not, or a TransformerLens model; it is read in evaluation

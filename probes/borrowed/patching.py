@@ -82,10 +82,17 @@ def patch_activations(
     share = sum(patched - corrupt) / sum(clean - corrupt) over the sequences, of the answers'
     logits: 0 if the patch does nothing, 1 if it brings the clean answer back; less than 0 and more
     than 1 occur. NaN: the two runs do not differ in the answers. A sequence counts once, by the
-    mean over its rows that count, or not at all without one. Intervals resample sequences. Source:
-    Meng et al. 2022; Heimersheim and Nanda 2024.
+    mean over its rows that count, or not at all without one. Intervals resample sequences.
 
     One forward pass a row, with TransformerLens's progress bar on stderr.
+
+    Range: 0 where nothing comes back, 1 where all of it does; less and more occur.
+
+    Source: Meng et al. 2022, Locating and editing factual associations; Heimersheim and Nanda 2024;
+    TransformerLens's patching.
+
+    Caveat: The share depends on the pair: what both runs have in common cannot come back. The
+    resid_mid of a TransformerBridge is refused: it holds only what the MLP reads.
 
     Args:
         model: A HookedGPT, pruned or not, or a TransformerLens model; it is read in evaluation

@@ -62,7 +62,12 @@ def composition_scores(
 
     NaN: a head whose weights are all 0.
 
+    Range: from 0 to 1; random heads score about 1 / sqrt(d_model).
+
     Source: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
+
+    Caveat: Weak evidence: the division of norms, MLPs and what the heads look at are left out, and
+    so are rotary positions. Ablate the earlier head and look at the later one.
 
     Args:
         model: A HookedGPT, or a TransformerLens model that shows its weights head by head.

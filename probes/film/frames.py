@@ -257,6 +257,14 @@ def find_onsets(film: pd.DataFrame, *, least_rise: float = LEAST_RISE) -> pd.Dat
     there began between that step and the one before. Heads whose kappa rises by less than
     `least_rise` have no onset, and no row; neither does a film of one frame.
 
+    Range: training steps, between two frames of the film.
+
+    Source: ours. Films come from `headlab train --probe-every N` and `headlab probe RUN
+    --all-checkpoints`.
+
+    Caveat: An onset is as fine as the film's steps: the table says which step of the film came
+    before.
+
     Args:
         film: A dynamics table.
         least_rise: Smallest rise of kappa from the first frame to the highest.

@@ -83,6 +83,14 @@ def first_order_study(
     Michel's importance by example, by token, by batch, and one of them normalised, and GradDrop if
     asked for, none of which has a sign, against the size of the delta.
 
+    spearman = the rank correlation over heads; shared = the heads among the `top` of both.
+
+    Range: correlation from -1 to 1; shared from 0 to top, by chance top^2 / heads.
+
+    Source: ours: each estimate is known, and its worth on your model is measured.
+
+    Caveat: With few heads the correlation is rough: its interval resamples sequences only.
+
     Args:
         model: A HookedGPT; it is left as it is.
         batch: Sequences of a task, or plain tokens, of which every next token is scored.

@@ -66,7 +66,12 @@ def estimated_ablations(
     grad_drop = mean over layers l of |estimate without the gradient through layer l|, per example:
     large where the direct effect and that through a later layer cancel. It has no sign.
 
+    Range: the metric's unit, with its sign.
+
     Source: Nanda 2023, Attribution patching; Kramar et al. 2024, AtP*.
+
+    Caveat: The estimate is linear in what a head writes: stand-ins and thresholds do not show, and
+    where direct and indirect effects cancel it is 0 (grad_drop is not).
 
     Args:
         model: A HookedGPT; it is left as it is.

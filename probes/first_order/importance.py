@@ -59,11 +59,13 @@ def head_importance(
     So token >= example >= batch. gradient, the sum with its sign, is what the metric gains per
     unit of the gate: -gradient is the first-order estimate of the head's zero ablation.
 
-    A model that answers everything right has next to no loss to lose, and no gradient: take the
-    margin there. Normalising by layer makes the heads of an idle layer look as important as those
-    of a working one: look at both.
+    Range: the metric's unit, from 0.
 
     Source: Michel et al. 2019, Are sixteen heads really better than one?
+
+    Caveat: A model that answers everything right has next to no loss to lose, and no gradient: take
+    the margin there. Normalised by layer, the heads of an idle layer look as important as those of
+    a working one: look at both.
 
     Args:
         model: A HookedGPT; it is left as it is.

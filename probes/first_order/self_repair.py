@@ -58,8 +58,13 @@ def repair_split(
     norm: with "frozen" the last norm divides by what it divided by in the whole model, in both
     paths; what the last norm alone makes up for is direct (frozen) - direct (free).
 
+    Range: the metric's unit, with its sign.
+
     Source: McGrath et al. 2023, The hydra effect; Rushing and Nanda 2024, Explorations of
     self-repair in language models.
+
+    Caveat: The direct effect of a head that works through later layers is small. Its repair is then
+    negative, which does not mean that nothing is repaired.
 
     Args:
         model: A HookedGPT without hooks; it is left as it is.

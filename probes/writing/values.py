@@ -66,7 +66,11 @@ def head_values(
     from the first position (above 1 where the rest cancels part of it); layer_share = output_norm /
     its median over the layer's heads; silent = layer_share below CUTS.silent_share, or no output.
 
+    Range: masses from 0 to 1; shares from 0, and above 1 where the rest cancels part of the sink.
+
     Source: Kobayashi et al. 2020, Attention is not only a weight.
+
+    Caveat: A large output may not matter to the answer: ablate the head.
 
     Args:
         model: A HookedGPT, or a TransformerLens model that shows values and output weights.
