@@ -129,7 +129,7 @@ def survivors(
     from probes.pruning.survivors import survivor_labels
     from probes.tables import json_rows
 
-    pruned = load_model(out, device=str(subject.model.W_E.device))
+    pruned = load_model(out, device=str(subject.model.cfg.device))
     if subject.n_heads > MOST_LABELLED or not pruned.config.heads():
         return {}
     sequences = chosen.batch if chosen.task else None

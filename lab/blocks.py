@@ -325,12 +325,17 @@ OURS = frozenset(
 
 
 def ours(part: nn.Module) -> bool:
-    """Tell whether a part runs this package's forward: it was neither replaced nor wrapped.
+    """Tell whether a part runs this package's forward: it was neither replaced nor wrapped."""
+    return type(part).forward in OURS and "forward" not in part.__dict__
 
-    accelerate's wrapper, which brings offloaded weights, hands on whatever it gets.
+
+def hears(part: nn.Module) -> bool:
+    """Tell whether a part takes what a pass says beyond tensors.
+
+    A part of ours does, also in the wrapper with which accelerate brings offloaded weights: that
+    hands on whatever it gets. Of another wrapper nobody knows.
     """
-    wrapped = "forward" in part.__dict__ and "_hf_hook" not in part.__dict__
-    return type(part).forward in OURS and not wrapped
+    return ours(part) or (type(part).forward in OURS and "_hf_hook" in part.__dict__)
 
 
 def hand_on(part: nn.Module, inputs: tuple[Tensor, ...], run: Pass, layer: int) -> Resid:
@@ -341,7 +346,7 @@ def hand_on(part: nn.Module, inputs: tuple[Tensor, ...], run: Pass, layer: int) 
     """
     if run.quiet:
         return part.forward(*inputs, run, layer)
-    if ours(part):
+    if hears(part):
         return part(*inputs, run, layer)
     run.refuse_foreign(part, layer)
     return part(*inputs)
@@ -351,7 +356,7 @@ def in_steps(part: nn.Module, x: Resid, run: Pass) -> Resid:
     """Call a norm or an MLP on x; an explicit pass makes parts of ours go step by step."""
     if run.quiet:
         return part.forward(x)  # past what torch.nn.Module does for hooks
-    return part(x, True) if run.path == "explicit" and ours(part) else part(x)
+    return part(x, True) if run.path == "explicit" and hears(part) else part(x)
 
 
 def fork(residual: Resid, heads: int) -> PerHead:

@@ -152,7 +152,7 @@ def _steps(
     stops = torch.tensor(stop_ids, dtype=torch.int64)
     stopped = torch.zeros(len(tokens), dtype=torch.bool)
     last = torch.zeros(len(tokens), dtype=torch.int64)
-    device = model.W_E.device
+    device = torch.device(model.cfg.device)
     new = tokens.to(device)
     real = None if real is None else real.to(device)
     # The last token is drawn but never read.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from lab.attention import Sight
-from lab.blocks import Block, hand_on, in_steps, ours
+from lab.blocks import Block, hand_on, hears, in_steps
 from lab.checks import require_choice
 from lab.config import ModelConfig, SampleConfig
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_weight
@@ -64,10 +64,10 @@ class HookedGPT(TransformerLensSurface):
         self.setup()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Put a part in its place; a tied unembedding follows the embedding."""
+        """Put a part in its place; a tied unembedding follows an Embed of ours."""
         super().__setattr__(name, value)
         unembed = self.__dict__.get("_modules", {}).get("unembed")
-        if name == "embed" and isinstance(unembed, TiedUnembed):
+        if isinstance(unembed, TiedUnembed) and name == "embed" and isinstance(value, Embed):
             unembed.tie(value)
 
     def init_weights(self) -> None:
@@ -206,7 +206,7 @@ class HookedGPT(TransformerLensSurface):
             )
         residual = tap(self.hook_embed, self.embed(tokens))
         if self.adds_positions:
-            where = (positions, first_pos) if ours(self.pos_embed) else ()
+            where = (positions, first_pos) if hears(self.pos_embed) else ()
             residual = residual + tap(self.hook_pos_embed, self.pos_embed(tokens, *where))
         return residual
 

@@ -70,7 +70,8 @@ def can_be_entered(model: HookedGPT) -> bool:
     return (
         type(model).forward is HookedGPT.forward
         and all(ours(part) for part in parts)
-        and not any("forward" in module.__dict__ or hooked_here(module) for module in modules)
+        and "forward" not in model.__dict__
+        and not any(hooked_here(module) for module in modules)
         and not any(
             w.is_meta for module in modules for w in module._parameters.values() if w is not None
         )

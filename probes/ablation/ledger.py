@@ -177,15 +177,15 @@ def known_by(model: HookedGPT, *tokens: Tensor) -> dict[str, Any]:
             f"a ledger knows it by its weights, got a {type(model).__name__} with hooks or parts "
             "of another class; take them off, or leave the ledger out"
         )
-    device = model.W_E.device.type
+    device = torch.device(model.cfg.device).type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return {
         "model": tensor_digest(*model.state_dict().values()),
         "config": model.config.to_dict(),
         "tokens": tensor_digest(*tokens),
         "threads": torch.get_num_threads(),
-        "device": str(model.W_E.device),
-        "dtype": str(model.W_E.dtype),
+        "device": str(model.cfg.device),
+        "dtype": str(model.cfg.dtype),
         "autocast": None if autocast is None else str(autocast),
         "precision": torch.get_float32_matmul_precision(),
         "versions": versions(),

@@ -122,7 +122,7 @@ class SequenceRuns:
     def __init__(self, request: Request, sequences: tuple[int, int]) -> None:
         """Run the whole model."""
         self.request, self.sequences = request, sequences
-        device = request.model.W_E.device
+        device = torch.device(request.model.cfg.device)
         some = slice(*sequences)
         self.batch = request.batch[some].to(device)
         self.real = None if request.real is None else request.real[some].to(device)
@@ -256,8 +256,8 @@ def planned(request: Request) -> Iterator[Chunk]:
     """Yield the chunks of a sweep: the whole model first, then the sets layer by layer."""
     config = request.model.config
     n_sequences, n_pos = request.batch.tokens.shape
-    itemsize = request.model.W_E.element_size()
-    most = TOKENS_AT_ONCE if request.model.W_E.device.type == "cpu" else TOKENS_ON_GPU
+    itemsize = request.model.cfg.dtype.itemsize
+    most = TOKENS_AT_ONCE if torch.device(request.model.cfg.device).type == "cpu" else TOKENS_ON_GPU
     step = max(1, min(n_sequences, request.memory // 2 // sequence_bytes(config, n_pos, itemsize)))
     by_layer: dict[int, list[int]] = {}
     for i, heads in enumerate(request.sets[1:], start=1):

@@ -158,14 +158,14 @@ def slice_gradients(
 
     With grad_drop it is followed by the same without the gradient through each layer in turn.
     """
-    config, weight = model.config, model.W_E
+    config, cfg = model.config, model.cfg
     shape = (config.n_layers, *batch.tokens.shape, config.n_heads)
     drops = [None, *range(config.n_layers)] if grad_drop else [None]
     if not bool(batch.loss_mask.any()):
         return [torch.zeros(shape)] * len(drops)
     dropped: list[int | None] = [None]
     with torch.enable_grad():
-        g = torch.ones(shape, dtype=weight.dtype, device=weight.device, requires_grad=True)
+        g = torch.ones(shape, dtype=cfg.dtype, device=cfg.device, requires_grad=True)
         options: dict[str, Any] = {"gates": GateTensors(g=g, fill=fill), "attention_mask": real}
         if grad_drop:
             residual = model.forward(batch.tokens, attention_mask=real, stop_at_layer=0)
@@ -232,6 +232,6 @@ def sequence_slices(model: HookedGPT, batch: Batch, memory: int) -> Iterator[sli
     # a block, and logits with their gradients.
     width = 20 * config.d_model + 4 * config.mlp_width
     numbers = config.n_layers * width + 4 * config.vocab_out
-    step = max(1, memory // (numbers * model.W_E.element_size() * batch.tokens.shape[1]))
+    step = max(1, memory // (numbers * model.cfg.dtype.itemsize * batch.tokens.shape[1]))
     for start in range(0, len(batch), step):
         yield slice(start, start + step)

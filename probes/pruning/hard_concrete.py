@@ -144,7 +144,7 @@ def learn_gates(
     batch = as_batch(batch)
     scored = batch.loss_mask.any(dim=1).nonzero()[:, 0].cpu()
     require(len(scored) > 0, "sequences with scored rows", "at least 1", 0)
-    config, device = model.config, model.W_E.device
+    config, device = model.config, torch.device(model.cfg.device)
     heads = config.heads()
     require(bool(heads), "model", "one with heads", "one without")
     fill = None if reference is None else reference.z.unsqueeze(1)

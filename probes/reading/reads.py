@@ -149,6 +149,8 @@ def require_finite(model: ReadableModel) -> None:
         ValueError: Some weight is NaN or infinite.
     """
     for name, weight in model.named_parameters() if isinstance(model, nn.Module) else ():
+        if weight.is_meta:  # offloaded: its data is not here
+            continue
         if not bool(weight.detach().isfinite().all()):
             raise ValueError(
                 f"weights must be finite, got nan or inf in {name}; restore them from a copy or "
@@ -240,9 +242,9 @@ def special_ids_of(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> tup
 
 
 def model_device(model: ReadableModel) -> torch.device:
-    """Return the device of the model's weights."""
-    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return torch.device("cpu") if weight is None else weight.device
+    """Return the device of the model's weights; of those offloaded to disk, where they compute."""
+    weights = (w.device for w in model.parameters()) if isinstance(model, nn.Module) else ()
+    return next((device for device in weights if device.type != "meta"), torch.device("cpu"))
 
 
 def head_ids(model: ReadableModel, layer: int, n_heads: int) -> tuple[int, ...]:
