@@ -264,6 +264,12 @@ class HeadGates:
 
         Pairs may be lists, rows of a table or of an array: whole numbers of any library are taken.
 
+        >>> from lab import HookedGPT, ModelConfig
+        >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
+        >>> gates = HeadGates.ablate([(0, 1)], like=model)
+        >>> model(torch.tensor([[0, 1, 2]]), gates=gates).shape, gates.label
+        (torch.Size([1, 3, 5]), 'L0H1')
+
         Raises:
             ValueError: The model has no such head.
         """

@@ -66,6 +66,16 @@ def train(
     Useful pattern: `for record in train(config): ...`; afterwards `record.model` is the trained
     model. Closing the generator early, or Ctrl-C, writes a checkpoint of the last step done.
 
+    >>> from lab import ModelConfig
+    >>> model = ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=28, n_ctx=8)
+    >>> config = TrainConfig(task="reversal", length=3, model=model, steps=2, eval_sequences=8)
+    >>> for record in train(config):
+    ...     print(record.step, round(record.loss, 1))
+    1 3.3
+    2 3.3
+    >>> record.model.generate(torch.tensor([[0, 2, 3, 4, 1]]), max_new_tokens=3).shape
+    torch.Size([1, 8])
+
     Args:
         config: The whole run.
         run_dir: The run folder to write; None: nothing is written.

@@ -230,6 +230,13 @@ class HookedRoot(HookedRootModule, ABC):
         One thread at a time: a second one waits (see hooks). A plain forward of another thread
         meanwhile writes into this cache; give it a copy of the model, or observe instead.
 
+        >>> import torch
+        >>> from lab import HookedGPT, ModelConfig
+        >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
+        >>> logits, cache = model.run_with_cache(torch.tensor([[0, 1, 2]]))
+        >>> logits.shape, cache["pattern", 0].shape
+        (torch.Size([1, 3, 5]), torch.Size([1, 2, 3, 3]))
+
         Args:
             *model_args: What forward takes.
             names_filter: A hook name, several, or a predicate on names; None: every activation that

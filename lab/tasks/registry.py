@@ -52,6 +52,11 @@ TASKS = (
 def get_task(name: str, *, length: int = 10, n_symbols: int = 26) -> "lab.tasks.base.Task":
     """Return a task by name.
 
+    >>> task = get_task("reversal", length=3)
+    >>> batch = task.sample(2, seed=0)
+    >>> "".join(task.vocab.decode(batch.tokens[0].tolist()))
+    '<bos>agc<sep>cga'
+
     Args:
         name: Name of an entry of TASKS.
         length: Symbols before the separator, or in one block (induction), or pairs (recall).

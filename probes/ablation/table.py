@@ -68,6 +68,15 @@ def ablation_sweep(
     Caveat: A head whose removal costs nothing may have stand-ins: compare whole layers. The loss
     hides what a saturated answer would need.
 
+    >>> from probes import repeated_batch
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> batch = repeated_batch(model, block=5)
+    >>> table = ablation_sweep(model, batch, sets="heads", metrics="loss")
+    >>> table[["heads", "delta"]].round(1).values.tolist()  # induction needs both heads
+    [['L0H0', 1.0], ['L1H0', 0.9]]
+
     Args:
         model: A HookedGPT.
         batch: Sequences of a task, with the rows that its loss counts; or plain tokens,
@@ -190,6 +199,15 @@ def mean_reference(
 
     Take a split that the ablation is not measured on. The mean per position keeps what a head does
     at that position whatever the tokens are; the mean over positions removes that too.
+
+    >>> from lab import HeadGates
+    >>> from probes import repeated_batch
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> reference = mean_reference(model, repeated_batch(model, block=5))
+    >>> HeadGates.ablate([(1, 0)], like=model, fill=reference).fill
+    'reference'
 
     Args:
         model: A HookedGPT.

@@ -59,6 +59,12 @@ def entropy_profile(
     Caveat: A head that rests on the first key looks focused: with 0.9 there and the rest spread
     over 63 keys, normalised is 0.18 and sink-free 1.00. Rows with few keys are coarse.
 
+    >>> from probes.planted import PlantedHead, plant
+    >>> model = plant([[PlantedHead(kind="previous"), PlantedHead(kind="uniform")]]).model
+    >>> table = entropy_profile(model, torch.tensor([[2, 3, 4]]))
+    >>> table["effective_keys"].round(2).tolist()  # of head 0, then of head 1
+    [1.0, 1.0, 1.0, 1.0, 2.0, 3.0]
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens.

@@ -72,6 +72,12 @@ def score_heads(
     sequences. A probe without a row to score is NaN, never 0. The column control is the score on
     control tokens, at the cells of the tokens proper; the difference is what their content does.
 
+    >>> from probes.planted import PlantedHead, plant
+    >>> model = plant([[PlantedHead(kind="previous"), PlantedHead(kind="uniform")]]).model
+    >>> tokens = torch.tensor([[2, 3, 4, 5, 6, 7]])
+    >>> score_heads(model, tokens, ["previous"])["score"].round(2).tolist()
+    [1.0, 0.29]
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens (then probes of the task's sources are left

@@ -60,6 +60,12 @@ def offset_spectrum(
     Caveat: On repeated blocks every multiple of the period is a peak of its own: read the spectrum
     on text or on sequences without a repeat.
 
+    >>> from probes.planted import PlantedHead, plant
+    >>> model = plant([[PlantedHead(kind="previous"), PlantedHead(kind="uniform")]]).model
+    >>> table = offset_spectrum(model, torch.tensor([[2, 3, 4, 5, 6]]), max_offset=1)
+    >>> table.pivot(index="head", columns="offset", values="mass").round(2).values.tolist()
+    [[0.0, 1.0], [0.32, 0.32]]
+
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens.

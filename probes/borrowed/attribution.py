@@ -86,6 +86,14 @@ def logit_attribution(
     Caveat: Direct only: what a head does through later layers is not in it. A logit alone has no
     zero: give wrong answers to compare with.
 
+    >>> from probes import repeated_batch
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> table = logit_attribution(model, repeated_batch(model, block=5))
+    >>> table[table["part"] == "head"][["layer", "head", "attribution"]].round(2).values.tolist()
+    [[0, 0, 0.0], [1, 0, 1.0]]
+
     Args:
         model: A HookedGPT, of which a folded copy is read, or a TransformerLens model in its
             compatibility mode; in half precision, a copy in float32.

@@ -51,6 +51,14 @@ def logit_lens(
     Caveat: Early streams are not written for the last norm: a row that is far from sure and one
     that is sure of something else look alike. Compare ranks and entropy.
 
+    >>> from probes import repeated_batch
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> table = logit_lens(model, repeated_batch(model, block=5))
+    >>> table["log_prob"].round(2).tolist()  # layer 0, before the blocks, knows nothing: -ln 28
+    [-3.33, -3.33, -2.39]
+
     Args:
         model: A HookedGPT, pruned or not, or a TransformerLens model; it is read in evaluation
             mode.

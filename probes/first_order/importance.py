@@ -67,6 +67,14 @@ def head_importance(
     the margin there. Normalised by layer, the heads of an idle layer look as important as those of
     a working one: look at both.
 
+    >>> from probes import repeated_batch
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> batch = repeated_batch(model, block=5)
+    >>> head_importance(model, batch, metric="margin")["importance"].round(2).tolist()
+    [0.06, 1.0]
+
     Args:
         model: A HookedGPT; it is left as it is.
         batch: Sequences of a task, or plain tokens, of which every next token is scored.

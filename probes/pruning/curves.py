@@ -62,6 +62,17 @@ def pruning_curve(
     The order is found on `batch` and its value read off `held_out`, so that a head which was
     spared by luck shows. See `removable` and `random_band` for what a curve says.
 
+    >>> from probes import repeated_batch
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> batch, held_out = (repeated_batch(model, block=5, seed=seed) for seed in (0, 1))
+    >>> plan = PruningPlan(seeds=2, metric="loss", metrics="loss")
+    >>> table = pruning_curve(model, batch, "greedy", held_out=held_out, plan=plan)
+    >>> greedy = table[table["order"] == "greedy"]
+    >>> greedy[["n_removed", "removed"]].values.tolist()
+    [[0, ''], [1, 'L1H0'], [2, 'L0H0']]
+
     Args:
         model: A HookedGPT; it is left as it is.
         batch: Selection sequences, of a task or plain tokens.

@@ -93,6 +93,11 @@ def prune_heads(
 
     A mean over all positions is a constant, so it is folded into b_O: b_O += mean z_h . W_O,h.
 
+    >>> from lab import ModelConfig
+    >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
+    >>> prune_heads(model, [(0, 1)]).config.kept_heads
+    ((0,),)
+
     Args:
         model: Any HookedGPT, pruned before or not; it is left as it is.
         heads: (layer, head) pairs in the ids of the original model.

@@ -102,6 +102,11 @@ def repeated_batch(
     The loss is the mean over the block - 1 tokens of the second block that the first one foretells
     (see `PairedInput.batch`), which a model can know by attention alone.
 
+    >>> from lab import HookedGPT, ModelConfig
+    >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=30, n_ctx=12))
+    >>> repeated_batch(model, n_sequences=2, block=4).tokens.shape
+    torch.Size([2, 9])
+
     Args:
         model_or_config: A model, or its config.
         n_sequences: Sequences.

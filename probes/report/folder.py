@@ -87,6 +87,8 @@ def write_report(
 ) -> Path:
     """Probe a model and write tables (CSV, Parquet), report.json, report.html and figures.
 
+    Useful pattern: `write_report(model, "out", batch=batch)`.
+
     A run is probed on unseen sequences of its own task, a bare model on those given or, by default,
     on random tokens said twice, after its tokenizer's BOS; id 0 stands there for a model without a
     tokenizer, or whose tokenizer has no BOS. Killed at any moment, the place holds the old report

@@ -119,6 +119,12 @@ def copying_scores(
     q, about -0.74 over 25 tokens, even if its weights copy perfectly. The eigenvalue score asks the
     weights alone, and may be high where no token comes out among the likeliest.
 
+    >>> from probes.planted import PlantedHead, plant
+    >>> copy = PlantedHead(kind="induction", writes="copy")
+    >>> model = plant([[PlantedHead(kind="previous", writes="tokens")], [copy]]).model
+    >>> copying_scores(model)["eigenvalue"].round(2).tolist()  # the first head writes no logits
+    [nan, 1.0]
+
     Args:
         model: A HookedGPT, or a TransformerLens model that shows its weights head by head.
         tokens: The sample, after one position that does not count; None: drawn from the vocabulary.

@@ -48,6 +48,13 @@ def next_token_table(
     probability, then all other tokens in one row. Probabilities are over the whole vocabulary, so
     the rows of a position sum to 1.
 
+    >>> from lab import ModelConfig
+    >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
+    >>> gates = HeadGates.ablate([(0, 1)], like=model)
+    >>> table = next_token_table(model, torch.tensor([[0, 1, 2]]), gates=gates, k=1)
+    >>> table.groupby("query_pos")[["baseline", "gated"]].sum().round(3).values.tolist()
+    [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+
     Args:
         model: A HookedGPT.
         tokens: One sequence.
