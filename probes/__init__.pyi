@@ -1,4 +1,5 @@
 from .ablation.pairs import pair_effects as pair_effects
+from .ablation.redundancy import RedundancyPlan as RedundancyPlan
 from .ablation.redundancy import head_redundancy as head_redundancy
 from .ablation.redundancy import label_groups as label_groups
 from .ablation.shapley import shapley_values as shapley_values
@@ -24,6 +25,7 @@ from .film.frames import film_checkpoints as film_checkpoints
 from .film.frames import find_onsets as find_onsets
 from .film.writer import FilmSettings as FilmSettings
 from .film.writer import FilmWriter as FilmWriter
+from .first_order.agreement import FirstOrderPlan as FirstOrderPlan
 from .first_order.agreement import first_order_study as first_order_study
 from .first_order.attribution_patching import estimated_ablations as estimated_ablations
 from .first_order.attribution_patching import estimated_patches as estimated_patches

@@ -162,16 +162,15 @@ def measured(
 ) -> "pd.DataFrame":
     """Return the table that was asked for."""
     from probes.ablation.pairs import pair_effects
-    from probes.ablation.redundancy import head_redundancy
+    from probes.ablation.redundancy import RedundancyPlan, head_redundancy
     from probes.ablation.table import HEADS_AND_LAYERS, MOST_HEADS_WITH_LAYERS, ablation_sweep
 
     model, batch = subject.model, chosen.batch
     work: dict[str, Any] = {"execution": execution, "seed": form.seed}
     if form.groups:
         few = subject.n_heads <= MOST_HEADS_WITH_LAYERS  # 2^9 runs a group of a large one
-        return head_redundancy(
-            model, batch, ablation=ablation, metric=form.metrics[0], every_set=few, **work
-        )
+        plan = RedundancyPlan(metric=form.metrics[0], every_set=few)
+        return head_redundancy(model, batch, ablation=ablation, plan=plan, **work)
     if form.pairs:
         return pair_effects(
             model, batch, heads or None, ablation=ablation, metric=form.metrics[0], **work

@@ -110,7 +110,7 @@ def measured(
     form: ImportanceForm, subject: Subject, chosen: ScoredInput
 ) -> "dict[str, pd.DataFrame]":
     """Return the tables by name; exact ablations only where they are asked for."""
-    from probes.first_order.agreement import first_order_study
+    from probes.first_order.agreement import FirstOrderPlan, first_order_study
     from probes.first_order.importance import head_importance
     from probes.pruning.curves import metric_for
 
@@ -130,9 +130,11 @@ def measured(
             batch,
             ablation_of(subject, chosen, "zero"),
             metric,
-            reduce=form.reduce,
-            # What layers do to the ranks is always shown, if nothing else was asked for.
-            normalise="layer" if form.normalise == "none" else form.normalise,
+            plan=FirstOrderPlan(
+                reduce=form.reduce,
+                # What layers do to the ranks is always shown, if nothing else was asked for.
+                normalise="layer" if form.normalise == "none" else form.normalise,
+            ),
             seed=form.seed,
             execution=work,
         )

@@ -113,7 +113,7 @@ def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
     Measured on the sequences that `headlab ablate` takes.
     """
     from apps.opened_run import SEQUENCES
-    from probes.ablation.redundancy import head_redundancy
+    from probes.ablation.redundancy import RedundancyPlan, head_redundancy
     from probes.execution import Execution
     from probes.tables import json_rows
 
@@ -123,7 +123,7 @@ def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
         task_of(run).sample(SEQUENCES, seed=run.config.seed, split="test"),
         {"chosen": heads_of(view)},
         ablation=ablation_of(view),
-        controls=0,
+        plan=RedundancyPlan(controls=0),
         execution=Execution(progress=progress),
     )
     return json_rows(frame)

@@ -59,16 +59,41 @@ class Change:
         return (up and better != "higher") or (down and better != "lower")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RedundancyPlan:
+    """When an ablation hurts, and which sets of a group are ablated to find out."""
+
+    metric: str | MetricFunction = "loss"
+    """A name from `probes.ablation.metrics`, or a function."""
+    tolerance: float | None = None
+    """What an ablation may cost, in the metric's unit; None: 0.01, or 0.1 of a logit."""
+    controls: int = 8
+    """Random sets of as many other heads, of the same layers as far as these have others, that
+    each group is compared with."""
+    every_set: bool = False
+    """Ablate every subset of groups of up to 9 heads: Shapley values, and verdicts that no order
+    can overturn, for up to 2^n runs a group."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        require_whole("controls", self.controls, 0)
+        require_number("tolerance", self.allowed, 0.0)
+
+    @property
+    def allowed(self) -> float:
+        """The tolerance, or what it is for the metric's unit."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return TOLERANCES.get(one_metric(self.metric).unit, 0.01)
+
+
 def head_redundancy(
     model: HookedGPT,
     batch: Batch | Tokens,
     groups: Mapping[str, Iterable[Head]] | None = None,
     *,
     ablation: Ablation | None = None,
-    metric: str | MetricFunction = "loss",
-    controls: int = 8,
-    tolerance: float | None = None,
-    every_set: bool = False,
+    plan: RedundancyPlan | None = None,
     attention_mask: GivenMask | None = None,
     seed: int = 0,
     execution: Execution | None = None,
@@ -87,12 +112,7 @@ def head_redundancy(
         batch: A task's batch, or plain tokens.
         groups: Names, and the heads of each, in original ids; None: the classes of `label_heads`.
         ablation: What happens to the heads; None: zeros in their place.
-        metric: A name from `probes.ablation.metrics`, or a function.
-        controls: Random sets of as many other heads, of the same layers as far as these have
-            others, that each group is compared with.
-        tolerance: What an ablation may cost, in the metric's unit; None: 0.01, or 0.1 of a logit.
-        every_set: Ablate every subset of groups of up to 9 heads: Shapley values, and verdicts that
-            no order can overturn, for up to 2^n runs a group.
+        plan: The metric and its tolerance, and which sets are tried; None: the defaults.
         attention_mask: True (or 1) at real tokens; None: all are.
         seed: Seed of the controls and of the bootstrap.
         execution: Memory, progress, ledger and processes of the sweep.
@@ -101,30 +121,28 @@ def head_redundancy(
         ValueError: No group, an empty one, or what `sweep_sets` refuses.
     """
     require_gates(model)
-    require_whole("controls", controls, 0)
-    if tolerance is None:
-        tolerance = TOLERANCES.get(one_metric(metric).unit, 0.01)
-    require_number("tolerance", tolerance, 0.0)
+    plan = RedundancyPlan() if plan is None else plan
     ablation = Ablation() if ablation is None else ablation
     if groups is None:
         groups = label_groups(label_heads(model, batch, attention_mask=attention_mask, seed=seed))
     named = checked_groups(model, groups)
     pool = model.config.heads()
     beside = {
-        name: draw_matched_sets(heads, pool, controls, seed=seed) for name, heads in named.items()
+        name: draw_matched_sets(heads, pool, plan.controls, seed=seed)
+        for name, heads in named.items()
     }
-    wanted = {one for heads in named.values() for one in sets_of(heads, every_set)}
+    wanted = {one for heads in named.values() for one in sets_of(heads, plan.every_set)}
     wanted |= {one for sets in beside.values() for one in sets}
     swept = sweep_sets(
         model,
         batch,
         sorted(wanted),
         ablation=ablation,
-        metrics=[metric],
+        metrics=[plan.metric],
         attention_mask=attention_mask,
         execution=execution,
     )
-    study = Study(swept=swept, tolerance=tolerance, seed=seed)
+    study = Study(swept=swept, tolerance=plan.allowed, seed=seed)
     rows = [
         {
             "group": name,
@@ -137,7 +155,7 @@ def head_redundancy(
             "unit": swept.metrics[0].unit,
         }
         for name, heads in named.items()
-        for row in study.rows(heads, beside[name], every_set and len(heads) <= MOST_EXACT)
+        for row in study.rows(heads, beside[name], plan.every_set and len(heads) <= MOST_EXACT)
     ]
     return rows_table(
         rows,
@@ -146,8 +164,8 @@ def head_redundancy(
             **provenance(model, as_batch(batch).tokens),
             "ablation": ablation.to_dict(),
             "bootstrap_seed": seed,
-            "tolerance": tolerance,
-            "every_set": every_set,
+            "tolerance": plan.allowed,
+            "every_set": plan.every_set,
         },
     )
 

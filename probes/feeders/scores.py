@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.checks import require, require_whole
+from lab.checks import require
 from lab.gates import HeadGates
 from lab.model import HookedGPT
 from lab.naming import head_label
@@ -44,6 +44,8 @@ LOST = 0.5
 """Share of its score that a target loses without a head that feeds it."""
 CONTROL_LOST = 0.25
 """Share of that drop that the controls may cost."""
+CONTROLS = 5
+"""Random sets that heads ablated together are compared with."""
 N_SEQUENCES = 8
 """Sequences that are drawn."""
 
@@ -97,7 +99,6 @@ def feeder_scores(
     feeders: Iterable[Head] | None = None,
     ablation: Ablation | None = None,
     frozen: bool = False,
-    controls: int = 5,
     seed: int = 0,
     execution: Execution | None = None,
 ) -> pd.DataFrame:
@@ -124,7 +125,6 @@ def feeder_scores(
         ablation: What happens to them; None: zeros in their place.
         frozen: Also measure the loss where all attention stays as it is in the whole model: what
             then is left of the rise does not go through what later heads look at.
-        controls: Random sets that heads ablated together are compared with.
         seed: Seed of sequences, control sets and bootstrap.
         execution: Progress and ledger of the runs; no memory or processes of your own.
 
@@ -133,7 +133,6 @@ def feeder_scores(
             repeated blocks, or the ledger is of another request or of a model with hooks.
     """
     require_gates(model)
-    require_whole("controls", controls, 0)
     ablation = Ablation() if ablation is None else ablation
     execution = Execution() if execution is None else execution
     execution.require_default("feeder_scores", "memory", "processes")
@@ -142,9 +141,7 @@ def feeder_scores(
     looks = looks_of(model, pair)
     watched = chosen_targets(model, looks, targets)
     feeding = looks.heads if feeders is None else HeadGates.ablate(feeders, like=model).heads
-    comparisons = [
-        one for target in watched for one in compared(looks, target, feeding, controls, seed)
-    ]
+    comparisons = [one for target in watched for one in compared(looks, target, feeding, seed)]
     if not comparisons:
         raise ValueError(
             "feeders must stand in layers before their target, got "
@@ -242,7 +239,7 @@ def chosen_targets(
 
 
 def compared(
-    looks: Looks, target: Head, feeders: Collection[Head], controls: int, seed: int
+    looks: Looks, target: Head, feeders: Collection[Head], seed: int
 ) -> Iterator[Comparison]:
     """Yield what is ablated for one target: heads that look back together, then each head."""
     earlier = [head for head in looks.heads if head[0] < target[0]]
@@ -250,7 +247,7 @@ def compared(
     own = [head for head in earlier if head in feeders]
     joint = tuple(head for head in own if looks.previous_of(head) >= JOINT_PREVIOUS)
     if len(joint) > 1:
-        others = draw_matched_sets(joint, idle, controls, seed=seed)
+        others = draw_matched_sets(joint, idle, CONTROLS, seed=seed)
         yield Comparison(target=target, heads=joint, controls=tuple(others))
     for head in own:
         yield Comparison(target=target, heads=(head,), controls=nearest_controls(head, idle))

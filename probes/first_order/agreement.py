@@ -40,6 +40,27 @@ MOST_COMPARED = 10
 PerHead = Float64[np.ndarray, "resample head"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstOrderPlan:
+    """Which estimates a study compares."""
+
+    top: int | None = None
+    """Heads at the top that are compared; None: 10, or half of all if that is fewer."""
+    grad_drop: bool = False
+    """Compare GradDrop too: a backward pass more for each layer."""
+    reduce: str = "example"
+    """Which importance is compared normalised too."""
+    normalise: str = "layer"
+    """What it is divided by; "none": nothing."""
+
+    def __post_init__(self) -> None:
+        """Check names and numbers."""
+        require_choice("reduce", self.reduce, REDUCTIONS)
+        require_choice("normalise", self.normalise, NORMALISATIONS)
+        if self.top is not None:
+            require_whole("top", self.top, 1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstOrderStudy:
     """Exact ablations of single heads beside the estimates of them."""
@@ -69,10 +90,7 @@ def first_order_study(
     ablation: Ablation | None = None,
     metric: str | MetricFunction = "loss",
     *,
-    top: int | None = None,
-    grad_drop: bool = False,
-    reduce: str = "example",
-    normalise: str = "layer",
+    plan: FirstOrderPlan | None = None,
     attention_mask: GivenMask | None = None,
     execution: Execution | None = None,
     seed: int = 0,
@@ -96,10 +114,7 @@ def first_order_study(
         batch: Sequences of a task, or plain tokens, of which every next token is scored.
         ablation: What happens to a head; None: zeros take its place. Importance is always of zeros.
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
-        top: Heads at the top that are compared; None: 10, or half of all if that is fewer.
-        grad_drop: Compare GradDrop too: a backward pass more for each layer.
-        reduce: Which importance is compared normalised too.
-        normalise: By what; "none": it is not.
+        plan: Which estimates are compared, and how many heads at the top; None: the defaults.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         execution: Memory, progress, ledger and processes of the exact sweep.
         seed: Seed of the bootstrap over sequences.
@@ -109,12 +124,9 @@ def first_order_study(
     """
     ablation = Ablation() if ablation is None else ablation
     execution = Execution() if execution is None else execution
-    require_choice("reduce", reduce, REDUCTIONS)
-    require_choice("normalise", normalise, NORMALISATIONS)
-    if top is not None:
-        require_whole("top", top, 1)
+    plan = FirstOrderPlan() if plan is None else plan
     options: dict[str, Any] = {"attention_mask": attention_mask, "memory": execution.memory}
-    found = ablation_gradients(model, batch, ablation, metric, grad_drop=grad_drop, **options)
+    found = ablation_gradients(model, batch, ablation, metric, grad_drop=plan.grad_drop, **options)
     plain = ablation.mode == "zero" and ablation.positions is None
     importance = found if plain else gate_gradients(model, batch, metric, **options)
     swept = sweep_sets(
@@ -133,7 +145,8 @@ def first_order_study(
     }
     heads = head_table(found, importance, swept, ablation, about, seed)
     n_heads = len(found.heads)
-    most = min(MOST_COMPARED, max(1, n_heads // 2)) if top is None else min(top, n_heads)
+    half = min(MOST_COMPARED, max(1, n_heads // 2))
+    most = half if plan.top is None else min(plan.top, n_heads)
     exact = swept.totals[:, 1:, 0] - swept.totals[:, :1, 0]
     rows = [
         agreement_row(each, exact, found.counts, most, seed)
@@ -144,7 +157,7 @@ def first_order_study(
             "n_sequences": found.n_sequences,
             "unit": "rank correlation",
         }
-        for each in estimators(found, importance, model.config, reduce, normalise)
+        for each in estimators(found, importance, model.config, plan)
     ]
     return FirstOrderStudy(heads=heads, agreement=rows_table(rows, AGREEMENT, about))
 
@@ -185,8 +198,7 @@ def estimators(
     found: GateGradients,
     importance: GateGradients,
     config: ModelConfig,
-    reduce: str,
-    normalise: str,
+    plan: FirstOrderPlan,
 ) -> list[Estimator]:
     """Return every way to rank heads that is compared; how far a gate closes changes no rank."""
 
@@ -194,7 +206,7 @@ def estimators(
         return means
 
     def comparable(means: PerHead) -> PerHead:
-        return normalised(np.abs(means), normalise, found.heads, config)
+        return normalised(np.abs(means), plan.normalise, found.heads, config)
 
     chosen: list[tuple[str, bool, PerHead, Callable[[PerHead], PerHead]]] = [
         ("attribution patching", True, -found.signed, as_is)
@@ -203,8 +215,8 @@ def estimators(
         batch, name = each == "batch", f"importance by {each}"
         totals = importance.signed if batch else sequence_values(importance, each)
         chosen.append((name, False, totals, np.abs if batch else as_is))
-        if each == reduce and normalise != "none":
-            chosen.append((f"{name} / {normalise}", False, totals, comparable))
+        if each == plan.reduce and plan.normalise != "none":
+            chosen.append((f"{name} / {plan.normalise}", False, totals, comparable))
     if found.dropped is not None:
         chosen.append(("GradDrop", False, found.dropped, as_is))
     return [

@@ -64,10 +64,7 @@ def label_heads(
     attention_mask: GivenMask | None = None,
     special_ids: tuple[int, ...] | None = None,
     sequences: int = 64,
-    block: int | None = None,
     seed: int = 0,
-    pair: PairedInput | None = None,
-    cuts: Cuts = CUTS,
 ) -> pd.DataFrame:
     """Say what each head does: one row per layer and head, with the evidence for its label.
 
@@ -78,6 +75,7 @@ def label_heads(
     of the classes that have one), where the cells beside its own have half as much at most, and
     where no other class is nearer than 0.1. silent and redundant_with are flags beside the label.
     With fewer than 8 sequences, or without any spread, there is no test, and p and q are NaN.
+    `label_study` takes blocks and thresholds of your own, and returns the evidence too.
 
     >>> from probes.planted import PlantedHead, plant
     >>> model = plant([[PlantedHead(kind="previous"), PlantedHead(kind="uniform")]]).model
@@ -92,10 +90,7 @@ def label_heads(
         attention_mask: True (or 1) at real tokens of the input. None: all are.
         special_ids: Ids of BOS and SEP; None: as in `score_heads`.
         sequences: Repeated blocks that are drawn.
-        block: Tokens of a block; None: 25, or as many as fit.
         seed: Seed of the blocks, of the bootstrap and of the sign flips.
-        pair: Repeated blocks and their control, instead of drawn ones.
-        cuts: Where lines are drawn.
 
     Raises:
         ValueError: As `score_heads`; or there is no input and no room for repeated blocks, or
@@ -107,10 +102,7 @@ def label_heads(
         attention_mask=attention_mask,
         special_ids=special_ids,
         sequences=sequences,
-        block=block,
         seed=seed,
-        pair=pair,
-        cuts=cuts,
     ).labels
 
 
@@ -121,18 +113,28 @@ def label_study(
     attention_mask: GivenMask | None = None,
     special_ids: tuple[int, ...] | None = None,
     sequences: int = 64,
-    block: int | None = None,
     seed: int = 0,
     pair: PairedInput | None = None,
     cuts: Cuts = CUTS,
 ) -> LabelStudy:
-    """Return the labels of `label_heads`, and the numbers of every head and class behind them."""
+    """Return the labels of `label_heads`, and the numbers of every head and class behind them.
+
+    Args:
+        model: A HookedGPT or any TransformerLens model.
+        batch_or_tokens: As in `label_heads`.
+        attention_mask: As in `label_heads`.
+        special_ids: As in `label_heads`.
+        sequences: Repeated blocks that are drawn, unless there is a pair.
+        seed: As in `label_heads`.
+        pair: Repeated blocks and their control, as `repeated_pair` returns them.
+        cuts: The thresholds of the labels.
+    """
     require(isinstance(cuts, Cuts), "cuts", "a probes.labels.rules.Cuts", cuts)
     drawn = pair is None or isinstance(pair, PairedInput)
     require(drawn, "pair", "what probes.reading.inputs.repeated_pair returns", pair)
     on_pair = batch_or_tokens is None
-    if pair is None and (on_pair or block is not None or can_repeat(model)):
-        pair = repeated_pair(model, n_sequences=sequences, block=block, seed=seed)
+    if pair is None and (on_pair or can_repeat(model)):
+        pair = repeated_pair(model, n_sequences=sequences, seed=seed)
     if batch_or_tokens is not None:
         x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     else:

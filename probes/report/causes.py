@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from lab.naming import head_label
 from probes import plots
-from probes.ablation.redundancy import head_redundancy, label_groups
+from probes.ablation.redundancy import RedundancyPlan, head_redundancy, label_groups
 from probes.ablation.shapley import MOST_EXACT, shapley_values
 from probes.first_order.agreement import FirstOrderStudy, first_order_study
 from probes.head_classes import shown_label
@@ -79,7 +79,7 @@ def measure_causes(subject: Subject, labels: pd.DataFrame) -> Causes:
     every_set = n_heads <= MOST_PRUNED
     redundancy = shapley = study = curve = spare = None
     if ablated and groups:
-        redundancy = head_redundancy(model, batch, groups, every_set=every_set)
+        redundancy = head_redundancy(model, batch, groups, plan=RedundancyPlan(every_set=every_set))
     metric = metric_for(model, batch) if ablated else "loss"
     if ablated:
         study = first_order_study(model, batch, metric=metric)

@@ -21,7 +21,7 @@ from lab.runs import open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.pairs import pair_effects
-from probes.ablation.redundancy import head_redundancy
+from probes.ablation.redundancy import RedundancyPlan, head_redundancy
 from probes.ablation.runs import Chunk, SequenceRuns
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors
@@ -128,7 +128,7 @@ def test_whole_layers_of_a_large_model_are_asked_for(
     )
     with pytest.raises(ZeroDivisionError):
         headlab("ablate", "tiny", *FEW, "--groups")
-    assert asked["every_set"] is False
+    assert asked["plan"].every_set is False
 
 
 def test_modes_differ_and_say_what_the_head_writes(headlab: Headlab, tiny_home: Path) -> None:
@@ -197,7 +197,9 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
 def test_groups_say_which_heads_stand_in_for_which(headlab: Headlab, tiny_home: Path) -> None:
     code, out, err = headlab("ablate", "tiny", *FEW, "--groups")
     assert (code, err) == (0, "")
-    frame = head_redundancy(load_model(tiny_home / "tiny"), unseen(tiny_home, 50), every_set=True)
+    frame = head_redundancy(
+        load_model(tiny_home / "tiny"), unseen(tiny_home, 50), plan=RedundancyPlan(every_set=True)
+    )
     verdicts = {row["heads"]: row["verdict"] for row in json_rows(frame) if row["head"] is None}
     assert "numbers are changes of loss (nats)\n" in out
     n_labelled = int(frame["head"].notna().sum())

@@ -8,7 +8,7 @@ import pytest
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.ablation.redundancy import head_redundancy
+from probes.ablation.redundancy import RedundancyPlan, head_redundancy
 from probes.ablation.shapley import shapley_values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,9 @@ def test_heads_of_layer_0_are_redundant_and_those_of_layer_1_useless(
     model: HookedGPT, unseen: Batch
 ) -> None:
     """Every head can go alone; those that reverse cannot go together, the others can."""
-    frame = head_redundancy(model, unseen, metric="exact_match", every_set=True)
+    frame = head_redundancy(
+        model, unseen, plan=RedundancyPlan(metric="exact_match", every_set=True)
+    )
     assert frame["group"].tolist() == ["sources"] * 5 + ["broad"] * 5
     sources, broad = frame[:5], frame[5:]
     assert sources["verdict"].tolist() == ["needed", *["redundant"] * 4]
@@ -46,7 +48,7 @@ def test_joint_effect_is_larger_than_the_sum_of_single_ones(
     model: HookedGPT, unseen: Batch
 ) -> None:
     groups = {"layer 0": LAYERS[0], "layer 1": LAYERS[1]}
-    frame = head_redundancy(model, unseen, groups, metric="loss")
+    frame = head_redundancy(model, unseen, groups, plan=RedundancyPlan(metric="loss"))
     joint = frame.iloc[0]
     assert joint["delta"] == pytest.approx(7.46, abs=0.05)
     assert joint["ci_low"] > 1000 * joint["singles"] > 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from lab.tasks.registry import get_task
 from probes.ablation.pairs import pair_effects
-from probes.ablation.redundancy import head_redundancy
+from probes.ablation.redundancy import RedundancyPlan, head_redundancy
 from probes.ablation.shapley import shapley_values
 from probes.ablation.table import ablation_sweep
 from probes.attention.distances import head_distances
@@ -95,7 +95,9 @@ def tables_of_causes(model, batch):
     return {
         "pairs": pair_effects(model, batch, pair),
         "shapley": shapley_values(model, batch, pair),
-        "redundancy": head_redundancy(model, batch, {"both": pair}, controls=2),
+        "redundancy": head_redundancy(
+            model, batch, {"both": pair}, plan=RedundancyPlan(controls=2)
+        ),
         "feeders": feeder_scores(induction, repeated_pair(induction, n_sequences=2)),
         "importance": head_importance(model, batch),
         "estimates": estimated_ablations(model, batch),

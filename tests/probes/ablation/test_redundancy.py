@@ -16,7 +16,7 @@ from lab.naming import parse_head
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.matched_sets import draw_matched_sets
-from probes.ablation.redundancy import Change, head_redundancy, label_groups
+from probes.ablation.redundancy import Change, RedundancyPlan, head_redundancy, label_groups
 from probes.ablation.shapley import shapley_values
 from probes.labels.study import label_heads
 from probes.planted import PlantedHead, plant
@@ -51,7 +51,7 @@ def verdicts(frame):
 def test_twins_can_go_one_by_one_but_not_together():
     model, batch = planted(COPY, COPY, DEAD, MARK)
     groups = {"sources": [(0, 1), (0, 0)], "other": [(0, 2), (0, 3)]}
-    frame = head_redundancy(model, batch, groups, metric="token_accuracy")
+    frame = head_redundancy(model, batch, groups, plan=RedundancyPlan(metric="token_accuracy"))
     assert frame.columns.tolist() == REDUNDANCY.names
     assert verdicts(frame) == {
         "sources<NA>": "needed",
@@ -76,7 +76,9 @@ def test_twins_can_go_one_by_one_but_not_together():
 
 def test_a_single_head_of_its_kind_is_needed():
     model, batch = planted(COPY, DEAD, MARK)
-    frame = head_redundancy(model, batch, {"sources": [(0, 0)]}, metric="token_accuracy")
+    frame = head_redundancy(
+        model, batch, {"sources": [(0, 0)]}, plan=RedundancyPlan(metric="token_accuracy")
+    )
     assert frame["verdict"].tolist() == ["needed", "needed"]
     assert frame["delta"].iloc[0] == frame["delta"].iloc[1] == frame["last"].iloc[1]
 
@@ -84,10 +86,12 @@ def test_a_single_head_of_its_kind_is_needed():
 def test_a_dead_head_among_twins_is_useless_once_every_set_was_tried():
     model, batch = planted(COPY, COPY, DEAD, MARK)
     groups = {"three": [(0, 0), (0, 1), (0, 2)]}
-    some = head_redundancy(model, batch, groups, metric="token_accuracy")
+    some = head_redundancy(model, batch, groups, plan=RedundancyPlan(metric="token_accuracy"))
     assert some["verdict"].tolist() == ["needed", "redundant", "redundant", "unresolved"]
     assert some["value"].isna().all()
-    every = head_redundancy(model, batch, groups, metric="token_accuracy", every_set=True)
+    every = head_redundancy(
+        model, batch, groups, plan=RedundancyPlan(metric="token_accuracy", every_set=True)
+    )
     assert every["verdict"].tolist() == ["needed", "redundant", "redundant", "useless"]
     shares = shapley_values(model, batch, groups["three"], metrics=["token_accuracy"])
     np.testing.assert_allclose(every["value"].iloc[1:], shares["value"], atol=1e-12)
@@ -99,11 +103,13 @@ def test_two_of_three_that_are_enough_hide_from_one_and_from_all_but_one():
     """Three heads for the answer, one of weight 1.5 against it: two are enough, one is not."""
     model, batch = planted(COPY, COPY, COPY, AGAINST, against=1.5)
     groups = {"sources": [(0, 0), (0, 1), (0, 2)]}
-    some = head_redundancy(model, batch, groups, metric="exact_match")
+    some = head_redundancy(model, batch, groups, plan=RedundancyPlan(metric="exact_match"))
     assert some["delta"].tolist() == [-1.0, 0.0, 0.0, 0.0]
     assert some["last"].iloc[1:].tolist() == [0.0, 0.0, 0.0]
     assert set(some["verdict"].iloc[1:]) == {"unresolved"}
-    every = head_redundancy(model, batch, groups, metric="exact_match", every_set=True)
+    every = head_redundancy(
+        model, batch, groups, plan=RedundancyPlan(metric="exact_match", every_set=True)
+    )
     assert set(every["verdict"].iloc[1:]) == {"redundant"}
     np.testing.assert_allclose(every["value"].iloc[1:], -1.0 / 3.0, atol=1e-12)
 
@@ -112,14 +118,18 @@ def test_nothing_is_claimed_where_nothing_is_scored():
     model, batch = planted(COPY, COPY, DEAD, MARK)
     blank = Batch(batch.tokens, torch.zeros_like(batch.loss_mask), batch.sources)
     for every_set in (False, True):
-        frame = head_redundancy(model, blank, {"a": [(0, 0), (0, 1)]}, every_set=every_set)
+        frame = head_redundancy(
+            model, blank, {"a": [(0, 0), (0, 1)]}, plan=RedundancyPlan(every_set=every_set)
+        )
         assert frame["delta"].isna().all()
         assert frame["verdict"].tolist() == ["unresolved"] * 3
 
 
 def test_numbers_are_those_of_the_gated_model(small_model, repeating_batch):
     groups = {"a": [(0, 0), (1, 1), (1, 2)], "b": [(0, 1)]}
-    frame = head_redundancy(small_model, repeating_batch, groups, controls=3, seed=5)
+    frame = head_redundancy(
+        small_model, repeating_batch, groups, plan=RedundancyPlan(controls=3), seed=5
+    )
 
     def loss_without(heads):
         gates = HeadGates.ablate(heads, like=small_model)
@@ -154,7 +164,7 @@ def test_groups_are_the_labels():
         "sources": ((0, 0), (0, 1)),
         "uniform": ((0, 3),),
     }
-    frame = head_redundancy(model, batch, controls=2, metric="margin")
+    frame = head_redundancy(model, batch, plan=RedundancyPlan(controls=2, metric="margin"))
     assert frame["group"].unique().tolist() == ["first", "sources", "uniform"]
 
 
@@ -185,4 +195,6 @@ def test_wrong_groups_are_refused(small_model, repeating_batch):
     with pytest.raises(ValueError, match=r"unknown head 'L0H9'"):
         head_redundancy(small_model, repeating_batch, {"a": [(0, 9)]})
     with pytest.raises(ValueError, match="tolerance must be a number of at least 0, got -1"):
-        head_redundancy(small_model, repeating_batch, {"a": [(0, 1)]}, tolerance=-1.0)
+        head_redundancy(
+            small_model, repeating_batch, {"a": [(0, 1)]}, plan=RedundancyPlan(tolerance=-1.0)
+        )

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from lab.tasks.registry import get_task
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, mean_reference
-from probes.first_order.agreement import first_order_study
+from probes.first_order.agreement import FirstOrderPlan, first_order_study
 from probes.first_order.attribution_patching import estimated_ablations
 from probes.first_order.importance import head_importance
 from probes.schemas.first_order import AGREEMENT, FIRST_ORDER
@@ -18,7 +18,9 @@ TASK = get_task("reversal", length=6, n_symbols=4)
 
 @pytest.fixture(scope="module")
 def study(small_model, repeating_batch):
-    return first_order_study(small_model, repeating_batch, grad_drop=True, top=2)
+    return first_order_study(
+        small_model, repeating_batch, plan=FirstOrderPlan(grad_drop=True, top=2)
+    )
 
 
 def test_heads_are_the_tables_that_each_measure_gives(small_model, repeating_batch, study):
@@ -86,7 +88,9 @@ def test_mean_ablation_and_one_sequence(small_model, repeating_batch):
 
 
 def test_grad_drop_needs_another_layer(build_model, repeating_batch):
-    frame = first_order_study(build_model(n_layers=1), repeating_batch, grad_drop=True)
+    frame = first_order_study(
+        build_model(n_layers=1), repeating_batch, plan=FirstOrderPlan(grad_drop=True)
+    )
     assert frame.heads["grad_drop"].isna().all()
     assert np.isnan(frame.agreement["spearman"].iloc[-1])
 
@@ -94,9 +98,9 @@ def test_grad_drop_needs_another_layer(build_model, repeating_batch):
 @pytest.mark.usefixtures("as_a_user")
 def test_wrong_requests_are_refused(small_model, repeating_batch):
     with pytest.raises(ValueError, match="top must be a whole number of at least 1, got 0"):
-        first_order_study(small_model, repeating_batch, top=0)
+        first_order_study(small_model, repeating_batch, plan=FirstOrderPlan(top=0))
     with pytest.raises(ValueError, match="unknown normalise 'layers'"):
-        first_order_study(small_model, repeating_batch, normalise="layers")
+        first_order_study(small_model, repeating_batch, plan=FirstOrderPlan(normalise="layers"))
     with pytest.raises(ValueError, match="metric must have a first-order change, got kl"):
         first_order_study(small_model, repeating_batch, metric="kl")
     with pytest.raises(ValueError, match="got 0 sequences"):
@@ -107,10 +111,14 @@ def test_wrong_requests_are_refused(small_model, repeating_batch):
 def test_the_importance_that_was_asked_for_is_compared(
     small_model, repeating_batch, reduce, normalise
 ):
-    study = first_order_study(small_model, repeating_batch, reduce=reduce, normalise=normalise)
+    study = first_order_study(
+        small_model, repeating_batch, plan=FirstOrderPlan(reduce=reduce, normalise=normalise)
+    )
     own = head_importance(small_model, repeating_batch, reduce, normalise)["importance"]
     rows = study.agreement.set_index("estimator")["spearman"]
     exact = spearmanr(own.to_numpy(), study.heads["delta"].abs().to_numpy()).statistic
     assert rows[f"importance by {reduce} / {normalise}"] == pytest.approx(exact)
-    plain = first_order_study(small_model, repeating_batch, reduce=reduce, normalise="none")
+    plain = first_order_study(
+        small_model, repeating_batch, plan=FirstOrderPlan(reduce=reduce, normalise="none")
+    )
     assert not any("/" in name for name in plain.agreement["estimator"])

@@ -154,7 +154,7 @@ def test_copying_is_claimed_beyond_a_cut_only(eigenvalue, claim):
 def test_arguments_of_other_types_are_told(planted, batch):
     for wrong in ({"cuts": {}}, {"pair": batch.tokens}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be "):
-            label_heads(planted.model, batch, **wrong)
+            label_study(planted.model, batch, **wrong)
 
 
 def test_evidence_says_what_kept_each_class_out(study):
