@@ -1,7 +1,12 @@
 from .config import ModelConfig as ModelConfig
 from .config import SampleConfig as SampleConfig
 from .config import TrainConfig as TrainConfig
+from .gates import GateTensors as GateTensors
 from .gates import HeadGates as HeadGates
 from .model import HookedGPT as HookedGPT
+from .runs import list_runs as list_runs
+from .runs import open_run as open_run
+from .tasks.base import Batch as Batch
+from .tasks.base import Task as Task
 from .tasks.registry import get_task as get_task
 from .training import train as train

@@ -1,6 +1,7 @@
 """Every name that a person can type leads to something."""
 
 import importlib
+import pkgutil
 
 import pytest
 
@@ -16,6 +17,8 @@ from probes.registry import PROBES, get_probe, load_function
 @pytest.mark.parametrize("package", [lab, probes], ids=lambda package: package.__name__)
 def test_every_public_name_is_loaded_from_the_module_that_defines_it(package):
     assert package.__all__ == sorted(package.__all__)
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert modules & set(package.__all__) == set()
     for name in package.__all__:
         value = getattr(package, name)
         assert value is getattr(importlib.import_module(value.__module__), name)
