@@ -105,19 +105,26 @@ def wrong_value(flag: str, kind: Any, values: Sequence[str], see: str) -> str | 
 
     >>> wrong_value("--betas", tuple[float, float], ["0.9", "x"], "")
     "--betas must be 2 numbers, got '0.9' 'x'"
+    >>> wrong_value("--modes", tuple[Literal["mean", "zero"], ...], ["mean", "xero"], "")
+    "unknown --modes 'xero'; choose from mean, zero (did you mean 'zero'?)"
     """
-    parts = [part for part in get_args(kind) if part is not NoneType]
-    if get_origin(kind) is Literal:
-        strange = [value for value in values if value not in parts]
-        return unknown_name(flag, strange[0], parts) if strange else None
-    if kind in (None, bool) or Ellipsis in parts:
+    parts = get_args(kind)
+    if NoneType in parts:
+        inner = next(part for part in parts if part is not NoneType)
+        return None if values == ["None"] else wrong_value(flag, inner, values, see)
+    if Ellipsis in parts:  # any number of values, each of the first type
+        return wrong_value(flag, parts[0], values, see) if values else None
+    if kind in (None, bool):
         return None
-    wanted = max(1, len(parts))
+    wanted = len(parts) if get_origin(kind) is tuple else 1
     if len(values) < wanted:
         several = f"{wanted} values" if wanted > 1 else "a value"
         return f"{flag} must be followed by {several}, got too few; {see}"
-    (number, *others) = set(parts) or {kind}
-    if others or number not in NUMBERS or all(reads_as(number, value) for value in values):
+    if get_origin(kind) is Literal:
+        strange = [value for value in values if value not in parts]
+        return unknown_name(flag, strange[0], parts) if strange else None
+    number = parts[0] if parts else kind
+    if number not in NUMBERS or all(reads_as(number, value) for value in values):
         return None
     one, many = NUMBERS[number]
     rule = one if wanted == 1 else f"{wanted} {many}"
