@@ -169,14 +169,14 @@ def open_model(name: str, device: str) -> Subject:
 
 def check_finite(model: "HookedGPT", name: str) -> None:
     """Raise ValueError if a weight is no finite number: then no score would be one."""
-    import torch
+    from lab.weights import weight_not_finite
 
-    for what, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(
-                f"weights must be finite, got nan or inf in {what} of {quoted(name)}; "
-                "restore them from a copy or train again"
-            )
+    what = weight_not_finite(model)
+    if what is not None:
+        raise ValueError(
+            f"weights must be finite, got nan or inf in {what} of {quoted(name)}; "
+            "restore them from a copy or train again"
+        )
 
 
 def require_heads(subject: Subject, heads: Sequence[tuple[int, int]]) -> None:

@@ -42,6 +42,7 @@ from lab.runs import (
     seal,
     step_name,
 )
+from lab.weights import weight_not_finite
 
 HEADER = ",".join(METRIC_COLUMNS) + "\n"
 
@@ -227,9 +228,9 @@ class RunWriter:
 
 def check_finite(model: HookedGPT, step: int) -> None:
     """Raise ValueError if a weight is no longer a finite number."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ValueError(
-                f"weights must be finite, got nan or inf in {name} at step {step}; "
-                "the checkpoint before is kept: train with a lower learning_rate"
-            )
+    name = weight_not_finite(model)
+    if name is not None:
+        raise ValueError(
+            f"weights must be finite, got nan or inf in {name} at step {step}; "
+            "the checkpoint before is kept: train with a lower learning_rate"
+        )

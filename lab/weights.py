@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.checks import LARGEST_WHOLE, is_whole
 from lab.config import ModelConfig
@@ -232,3 +232,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise damaged(path, "a header that is not one") from error
+
+
+def weight_not_finite(model: nn.Module) -> str | None:
+    """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
+    for name, weight in model.named_parameters():
+        if weight.is_meta:  # offloaded: its data is not here
+            continue
+        if not bool(weight.detach().isfinite().all()):
+            return name
+    return None

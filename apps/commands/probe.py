@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
@@ -39,6 +39,8 @@ from probes.registry import PROBES, choose_probes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from probes.reading.checked_sequences import CheckedSequences
 
 ABOUT = f"""Say what each head of a model does, and how sure that is.
 
@@ -138,9 +140,20 @@ def run_probe(arguments: list[str]) -> int:
         repeated=form.repeated,
     )
     if form.probes:
-        tables = {"heads": say_scores(form, subject, chosen)}
+        require_sources(form.probes, chosen)
+    from probes.reading.checked_sequences import check_sequences
+
+    checked = check_sequences(
+        subject.model,
+        chosen.sequences,
+        attention_mask=chosen.attention_mask,
+        n_pairs=chosen.n if chosen.sequences is None else PAIRS,
+        seed=form.seed,
+    )
+    if form.probes:
+        tables = {"heads": say_scores(form, subject, chosen, checked)}
     else:
-        tables = say_what_heads_do(form, subject, chosen, card)
+        tables = say_what_heads_do(form, subject, chosen, checked, card)
     if out is not None:
         write_and_say(out, tables, facts={**subject.facts, "input": chosen.description})
     return 0
@@ -167,13 +180,14 @@ def require_sources(names: Sequence[str], chosen: Input) -> None:
         )
 
 
-def say_scores(form: ProbeForm, subject: Subject, chosen: Input) -> "pd.DataFrame":
+def say_scores(
+    form: ProbeForm, subject: Subject, chosen: Input, checked: "CheckedSequences"
+) -> "pd.DataFrame":
     """Print the scores of some probes, a row a head, and return their table."""
     from probes.report.model_tables import score_table
     from probes.tables import json_rows
 
-    require_sources(form.probes, chosen)
-    frame = score_table(subject.model, chosen.sequences, form.probes, **asked(form, chosen))
+    frame = score_table(subject.model, checked, form.probes, seed=form.seed)
     say(f"{subject.title}; mean attention on each probe's cells, {counted(chosen.n, 'sequence')}")
     say()
     say_facts(inputs_of(chosen, None if chosen.sequences is not None else frame.attrs["input"]))
@@ -183,13 +197,17 @@ def say_scores(form: ProbeForm, subject: Subject, chosen: Input) -> "pd.DataFram
 
 
 def say_what_heads_do(
-    form: ProbeForm, subject: Subject, chosen: Input, card: tuple[int, int] | None
+    form: ProbeForm,
+    subject: Subject,
+    chosen: Input,
+    checked: "CheckedSequences",
+    card: tuple[int, int] | None,
 ) -> "dict[str, pd.DataFrame]":
     """Print the labels of all heads or the card of one, and return the tables to write."""
     from probes.report.model_tables import label_tables, more_tables
     from probes.tables import json_rows
 
-    tables = label_tables(subject.model, chosen.sequences, **asked(form, chosen))
+    tables = label_tables(subject.model, checked, seed=form.seed)
     rows = json_rows(tables["labels"])
     say(subject.title)
     say()
@@ -205,17 +223,8 @@ def say_what_heads_do(
         )
         say_card(one[0], evidence, chosen.task)
     if form.out is not None:
-        tables |= more_tables(subject.model, chosen.sequences, **asked(form, chosen))
+        tables |= more_tables(subject.model, checked, seed=form.seed)
     return tables
-
-
-def asked(form: ProbeForm, chosen: Input) -> dict[str, Any]:
-    """Return what the measurements are told beside the model and its sequences."""
-    return {
-        "attention_mask": chosen.attention_mask,
-        "n_sequences": chosen.n if chosen.sequences is None else PAIRS,
-        "seed": form.seed,
-    }
 
 
 def inputs_of(chosen: Input, pairs: str | None) -> list[tuple[str, str]]:

@@ -97,35 +97,37 @@ def score_heads(
             batch nor token ids, a control of another shape, or a hook on scores or pattern, whose
             edit no probe would see.
     """
-    tables = head_masses(
-        model,
-        batch_or_tokens,
-        probes,
-        special_ids=special_ids,
-        attention_mask=attention_mask,
-        control=control,
-    )
+    x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
+    if control is not None:
+        check_control(control, x.tokens)
+    return scores_table(model, x, probes, control=control, seed=seed)
+
+
+def scores_table(
+    model: ReadableModel,
+    x: ProbeInput,
+    probes: Iterable[str] | None = None,
+    *,
+    control: Tokens | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return the table of `score_heads` of sequences that were checked."""
+    tables = head_masses(model, x, probes, control=control)
     rows = [row for masses in tables for row in summary_rows(masses, seed)]
     order = {masses.probe.name: i for i, masses in enumerate(tables)}
     rows.sort(key=lambda row: (row["layer"], row["head"], order[row["probe"]]))
-    x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     return rows_table(rows, HEADS, {**provenance(model, x.tokens), "bootstrap_seed": seed})
 
 
 def head_masses(
     model: ReadableModel,
-    batch_or_tokens: Batch | Tokens,
+    x: ProbeInput,
     probes: Iterable[str] | None = None,
     *,
-    special_ids: tuple[int, ...] | None = None,
-    attention_mask: GivenMask | None = None,
     control: Tokens | None = None,
 ) -> list[HeadMasses]:
     """Return each probe's mass for every sequence and head, summed in float64."""
-    x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
     entries = choose_probes(probes, has_sources=x.sources is not None)
-    if control is not None:
-        check_control(control, x.tokens)
     parts, start = [], 0
     for part in slices_for(model, x):
         stop = start + len(part.tokens)

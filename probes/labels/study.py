@@ -32,8 +32,9 @@ from probes.labels.rules import (
 )
 from probes.labels.significance import FlipTest, flip_test
 from probes.labels.source_stripes import STRIPES
-from probes.reading.inputs import PairedInput, can_repeat, content_control, repeated_pair
-from probes.reading.reads import ReadableModel, probe_input, provenance
+from probes.reading.checked_sequences import CheckedSequences, check_sequences
+from probes.reading.inputs import PairedInput
+from probes.reading.reads import ReadableModel, provenance, require_finite
 from probes.schemas.labels import EVIDENCE, LABELS
 from probes.tables import rows_table
 from probes.writing.copying import eigenvalue_scores, model_ends
@@ -130,21 +131,27 @@ def label_study(
         cuts: The thresholds of the labels.
     """
     require(isinstance(cuts, Cuts), "cuts", "a probes.labels.rules.Cuts", cuts)
-    drawn = pair is None or isinstance(pair, PairedInput)
-    require(drawn, "pair", "what probes.reading.inputs.repeated_pair returns", pair)
-    on_pair = batch_or_tokens is None
-    if pair is None and (on_pair or can_repeat(model)):
-        pair = repeated_pair(model, n_sequences=sequences, seed=seed)
-    if batch_or_tokens is not None:
-        x = probe_input(model, batch_or_tokens, special_ids, attention_mask)
-    else:
-        require(attention_mask is None, "attention_mask", "that of an input", "one without input")
-        assert pair is not None
-        x = probe_input(model, pair.tokens, pair.special_ids)
-    control = None
-    if isinstance(batch_or_tokens, Batch) and len(batch_or_tokens) > 1:
-        control = content_control(batch_or_tokens)
-    evidence = gather_evidence(model, x, pair, on_pair=on_pair, source_control=control)
+    require_finite(model)
+    checked = check_sequences(
+        model,
+        batch_or_tokens,
+        attention_mask=attention_mask,
+        special_ids=special_ids,
+        n_pairs=sequences,
+        seed=seed,
+        pair=pair,
+    )
+    return study_of(model, checked, seed=seed, cuts=cuts)
+
+
+def study_of(
+    model: ReadableModel, checked: CheckedSequences, *, seed: int = 0, cuts: Cuts = CUTS
+) -> LabelStudy:
+    """Return what `label_study` does, on sequences that were checked."""
+    x, pair, on_pair = checked.x, checked.pair, checked.on_pair
+    evidence = gather_evidence(
+        model, x, pair, on_pair=on_pair, source_control=checked.other_answers
+    )
     require_numbers(evidence)
     tests = content_tests(evidence, seed)
     summaries = summarised(evidence, tests, seed)

@@ -165,7 +165,7 @@ def repeated_pair(
     require_seed(seed)
     sizes = sizes_of(model_or_config)
     tokenizer = words_of(model_or_config)
-    prefix_id = start_id(tokenizer) if prefix == "bos" else prefix
+    prefix_id = start_id(tokenizer, sizes.d_vocab) if prefix == "bos" else prefix
     if prefix_id is not None:
         require_whole("prefix", prefix_id, 0, sizes.d_vocab - 1)
     if ids is None:
@@ -234,7 +234,8 @@ def content_control(batch: Batch) -> Tokens:
 def can_repeat(model_or_config: Any) -> bool:
     """Tell whether context and vocabulary have room for a repeated block that can be probed."""
     sizes, tokenizer = sizes_of(model_or_config), words_of(model_or_config)
-    n_words = len(word_ids(sizes.d_vocab, tokenizer, start_id(tokenizer)))
+    first = start_id(tokenizer, sizes.d_vocab)
+    n_words = len(word_ids(sizes.d_vocab, tokenizer, first))
     return block_room(sizes, n_words, 1, 2) >= SHORTEST_BLOCK
 
 
@@ -267,12 +268,15 @@ def words_of(model_or_config: Any) -> Any | None:
     return None if isinstance(tokenizer, Vocab) else tokenizer
 
 
-def start_id(tokenizer: Any | None) -> int:
-    """Return the id that begins a sequence: of a task's vocabulary BOS, which is 0."""
+def start_id(tokenizer: Any | None, d_vocab: int) -> int:
+    """Return the id that begins a sequence: BOS, else EOS, else 0, the BOS of a task's vocabulary.
+
+    A tokenizer may name an id that the model does not have; it is passed over.
+    """
     if tokenizer is None:
         return BOS_ID
     named = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
-    return next((i for i in named if i is not None), BOS_ID)
+    return next((i for i in named if i is not None and i < d_vocab), BOS_ID)
 
 
 def word_ids(d_vocab: int, tokenizer: Any | None, prefix_id: int | None) -> list[int]:

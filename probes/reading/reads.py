@@ -23,6 +23,7 @@ from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.taps import listened
 from lab.tasks.base import Batch
 from lab.vocab import BOS_ID, SEP_ID, Vocab
+from lab.weights import weight_not_finite
 from probes.attention.targets import ProbeInput
 from probes.reading.bridge import (
     LayerObserver,
@@ -120,6 +121,16 @@ def probe_input(
             infinite, so that no number could be trusted.
     """
     require_finite(model)
+    return checked_input(model, batch_or_tokens, special_ids, attention_mask)
+
+
+def checked_input(
+    model: ReadableModel,
+    batch_or_tokens: Batch | Tokens,
+    special_ids: tuple[int, ...] | None = None,
+    attention_mask: GivenMask | None = None,
+) -> ProbeInput:
+    """Return the same of a model whose weights are known to be finite: they are not read again."""
     if special_ids is None:
         special_ids = special_ids_of(model, batch_or_tokens)
     else:
@@ -148,14 +159,12 @@ def require_finite(model: ReadableModel) -> None:
     Raises:
         ValueError: Some weight is NaN or infinite.
     """
-    for name, weight in model.named_parameters() if isinstance(model, nn.Module) else ():
-        if weight.is_meta:  # offloaded: its data is not here
-            continue
-        if not bool(weight.detach().isfinite().all()):
-            raise ValueError(
-                f"weights must be finite, got nan or inf in {name}; restore them from a copy or "
-                "train again"
-            )
+    name = weight_not_finite(model) if isinstance(model, nn.Module) else None
+    if name is not None:
+        raise ValueError(
+            f"weights must be finite, got nan or inf in {name}; restore them from a copy or "
+            "train again"
+        )
 
 
 def known_ids(model: ReadableModel) -> int | None:

@@ -25,18 +25,17 @@ from lab.vocab import Vocab
 from probes import plots
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, mean_reference
-from probes.attention.entropy import entropy_profile
-from probes.attention.heads import score_heads
+from probes.attention.heads import scores_table
 from probes.attention.maps import LONGEST, Map, attention_map, sequence_maps, token_labels
-from probes.attention.offsets import offset_spectrum
 from probes.film.frames import find_onsets
 from probes.head_classes import LADDER
 from probes.intervals import FEW_SEQUENCES
-from probes.labels.study import label_study
+from probes.labels.study import study_of
 from probes.registry import SOURCE_PROBES
 from probes.report import figures
 from probes.report.causes import Causes, Drawn, cause_figures, measure_causes
 from probes.report.first_screen import best_head, screen_data, sentence_about
+from probes.report.model_tables import one_pass_tables
 from probes.report.page import report_page
 from probes.report.page_causes import cause_sections
 from probes.report.subject import Subject, model_subject, run_subject
@@ -90,9 +89,9 @@ def write_report(
     Useful pattern: `write_report(model, "out", batch=batch)`.
 
     A run is probed on unseen sequences of its own task, a bare model on those given or, by default,
-    on random tokens said twice, after its tokenizer's BOS; id 0 stands there for a model without a
-    tokenizer, or whose tokenizer has no BOS. Killed at any moment, the place holds the old report
-    or none.
+    on the repeated blocks of `repeated_pair`, beside their control. Labels, scores and ablations
+    of one report read the same tokens. Killed at any moment, the place holds the old report or
+    none.
 
     Args:
         run_or_model: A run (the files go into its folder unless out_dir is given) or a model.
@@ -108,11 +107,14 @@ def write_report(
         The folder that holds the files.
 
     Raises:
-        ValueError: A model without out_dir, or sequences of the wrong kind for it.
+        ValueError: A model without out_dir, sequences of the wrong kind for it, or none and no room
+            for repeated blocks.
         OSError: The place cannot be written or is full; what was there before is kept.
     """
     require_whole("n_sequences", n_sequences, 1)
     folder = None if out_dir is None else Path(out_dir)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ValueError(f"out_dir must be a folder, got the file {str(folder)!r}; choose another")
     if isinstance(run_or_model, Run):
         subject = run_subject(run_or_model, n_sequences, folder, command)
         folder = run_or_model.path if folder is None else folder
@@ -122,8 +124,6 @@ def write_report(
         )
     else:
         subject = model_subject(run_or_model, batch, reference, vocab, n_sequences, command)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out_dir must be a folder, got the file {str(folder)!r}; choose another")
     put_files(folder, report_files(subject, measure(subject)))
     return folder
 
@@ -131,10 +131,12 @@ def write_report(
 def measure(subject: Subject) -> Findings:
     """Run every probe."""
     model, batch = subject.model, subject.batch
-    probed = batch.tokens if subject.plain else batch
-    ids = subject.special_ids
-    heads = stamped(score_heads(model, probed, special_ids=ids), subject)
-    study = label_study(model, subject.labelled, special_ids=ids)
+    checked, x = subject.checked, subject.checked.x
+    if checked.on_pair:  # each token of the second block has its source in the first
+        x = dataclasses.replace(x, sources=batch.sources)
+    heads = stamped(scores_table(model, x, control=checked.control), subject)
+    study = study_of(model, checked)
+    rows = one_pass_tables(model, x, seed=0)
     name = f"{subject.facts['task'] or 'given'}/reference/{len(subject.reference)}"
     reference = mean_reference(model, subject.reference, name=name)
     config = model.config
@@ -161,8 +163,8 @@ def measure(subject: Subject) -> Findings:
         heads=heads,
         labels=stamped(study.labels, subject),
         evidence=stamped(study.evidence, subject),
-        entropy=stamped(entropy_profile(model, batch), subject),
-        spectrum=stamped(offset_spectrum(model, probed, special_ids=ids), subject),
+        entropy=stamped(rows["entropy"], subject),
+        spectrum=stamped(rows["spectrum"], subject),
         ablation=stamped(ablation, subject),
         causes=measure_causes(subject, study.labels),
         attention=attention,

@@ -30,11 +30,12 @@ from probes.reading.inputs import (
 from probes.reading.pattern_reads import LayerReads
 from probes.reading.reads import (
     ReadableModel,
+    checked_input,
     head_ids,
     measured_layers,
     model_device,
-    probe_input,
     provenance,
+    require_finite,
 )
 from probes.schemas.heads import COPYING
 from probes.tables import rows_table
@@ -72,6 +73,10 @@ class Ends:
     """Mean column of that W_U."""
 
 
+SAMPLED = 10
+"""Sequences of a sample that is drawn."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
     """Token ids, and the residual stream at a position that holds nothing but one of them."""
@@ -88,7 +93,7 @@ def copying_scores(
     model: ReadableModel,
     tokens: Tokens | None = None,
     *,
-    n_sequences: int = 10,
+    n_sequences: int = SAMPLED,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Score how much each head copies: one row per layer and head.
@@ -134,9 +139,15 @@ def copying_scores(
     Raises:
         ValueError: The model does not show its weights head by head.
     """
+    require_finite(model)
     if tokens is None:
         tokens = sample_tokens(model, n_sequences, seed)
-    x = probe_input(model, tokens)
+    return copying_table(model, checked_input(model, tokens))
+
+
+def copying_table(model: ReadableModel, x: ProbeInput) -> pd.DataFrame:
+    """Return the table of `copying_scores` of a checked sample."""
+    tokens = x.tokens
     W_E = weight_of(part_of(model, "embed"), "W_E")
     W_U = weight_of(part_of(model, "unembed"), "W_U")
     norm = part_of(model, "ln_final")
@@ -181,12 +192,12 @@ def copying_scores(
     return rows_table(rows, COPYING, provenance(model, tokens))
 
 
-def sample_tokens(model: ReadableModel, n_sequences: int, seed: int) -> Tokens:
+def sample_tokens(model: ReadableModel, n_sequences: int = SAMPLED, seed: int = 0) -> Tokens:
     """Return sequences of different random tokens, each behind one position that does not count."""
     require_whole("n_sequences", n_sequences, 1)
     require_seed(seed)
     sizes, tokenizer = sizes_of(model), words_of(model)
-    first = start_id(tokenizer)
+    first = start_id(tokenizer, sizes.d_vocab)
     words = word_ids(sizes.d_vocab, tokenizer, first)
     length = min(LONGEST_BLOCK, sizes.n_ctx - 1, len(words))
     require(length >= 1, "n_ctx - 1 and the words of the vocabulary", "at least 1", length)

@@ -12,12 +12,15 @@ import torch
 
 from lab.checkpoint import load_model
 from lab.config import ModelConfig
+from lab.inputs import checked_mask
 from lab.model import HookedGPT
 from lab.runs import open_run
 from lab.tasks.registry import get_task
+from lab.weights import weight_not_finite
 from probes.film.frames import film_checkpoints, find_onsets, onset_rows
 from probes.head_classes import shown_label
 from probes.labels.study import label_study
+from probes.reading.reads import require_tokens
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")
@@ -151,6 +154,41 @@ def test_prompts_of_a_file_are_read(headlab: Headlab, saved: Path, tmp_path: Pat
     assert scores[0] == 0
     assert "input 2 prompts of 1 to 3 tokens from " in facts(scores[1])
     assert "first tokens differ" in scores[1]
+
+
+@pytest.mark.parametrize("given", ["file", "repeated"])
+def test_one_call_checks_its_input_and_its_weights_once(
+    given: str, headlab: Headlab, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans: list[object] = []
+    masks: list[tuple[int, ...]] = []
+    tokens: list[torch.Tensor] = []
+
+    def scan(model: HookedGPT) -> str | None:
+        scans.append(model)
+        return weight_not_finite(model)
+
+    def mask(given: torch.Tensor, *shape: int, device: torch.device) -> torch.Tensor:
+        masks.append(shape)
+        return checked_mask(given, *shape, device=device)
+
+    def ids(given: object) -> torch.Tensor:
+        tokens.append(require_tokens(given))
+        return tokens[-1]
+
+    monkeypatch.setattr("lab.weights.weight_not_finite", scan)
+    monkeypatch.setattr("probes.reading.reads.weight_not_finite", scan)
+    monkeypatch.setattr("probes.reading.reads.checked_mask", mask)
+    monkeypatch.setattr("probes.reading.reads.require_tokens", ids)
+    words = ["probe", str(saved), "--out", str(tmp_path / "out")]
+    if given == "file":
+        (tmp_path / "ids").write_text("1 2 3 1 2\n5,6,5,6,7,8,9,10\n")
+        words += ["--ids", str(tmp_path / "ids")]
+    assert headlab(*words)[0] == 0
+    assert len(scans) == 1
+    assert masks == ([(2, 8)] if given == "file" else [])
+    # The sequences, and the sample that copying_scores draws for itself.
+    assert [len(one) for one in tokens] == [2 if given == "file" else 64, 10]
 
 
 def test_an_interval_stands_beside_its_own_number(headlab: Headlab, saved: Path) -> None:

@@ -189,8 +189,8 @@ def test_tokens_that_want_to_run_are_only_read(browser: Browser, tmp_path: Path)
     from lab.vocab import Vocab
     from probes.report.folder import write_report
 
-    model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=8, n_ctx=12))
-    vocab = Vocab((*HOSTILE, "$\\frac{$", "%s\n"))
+    model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=10, n_ctx=12))
+    vocab = Vocab((*HOSTILE, "$\\frac{$", "%s\n", "a", "b"))
     folder = write_report(
         model, tmp_path / HOSTILE[0], n_sequences=4, vocab=vocab, command=f"do {HOSTILE[1]}"
     )

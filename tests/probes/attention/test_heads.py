@@ -212,8 +212,10 @@ def test_split_into_pieces_changes_nothing(small_model, repeating_batch, monkeyp
 
 
 def test_masses_of_a_batch_are_those_of_its_sequences(small_model, repeating_batch):
-    together = head_masses(small_model, repeating_batch)
-    alone = [head_masses(small_model, repeating_batch[i : i + 1]) for i in range(5)]
+    together, *alone = (
+        head_masses(small_model, probe_input(small_model, batch))
+        for batch in (repeating_batch, *(repeating_batch[i : i + 1] for i in range(5)))
+    )
     for i, masses in enumerate(together):
         np.testing.assert_allclose(
             masses.mass, np.concatenate([one[i].mass for one in alone]), atol=1e-12

@@ -27,7 +27,7 @@ MEASURES = {
     "head_values": head_values,
     "head_distances": head_distances,
     "entropy_profile": entropy_profile,
-    "head_peaks": lambda model, batch: head_peaks(model, batch, "previous"),
+    "head_peaks": lambda model, batch: head_peaks(model, batch, ["previous"]),
     "copying_scores": lambda model, batch: copying_scores(model),
     "label_heads": label_heads,
     "ablation_sweep": ablation_sweep,
@@ -51,6 +51,19 @@ def test_weights_that_are_no_numbers_are_refused(
     wanted = rf"finite, got nan or inf in blocks.1.attn.{weight}; restore them"
     with pytest.raises(ValueError, match=wanted):
         MEASURES[measure](model, repeating_batch)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_weights_are_read_for_finiteness_once(small_model, repeating_batch, measure, monkeypatch):
+    scans = []
+
+    def scan(model):
+        scans.append(model)
+
+    monkeypatch.setattr("probes.reading.reads.weight_not_finite", scan)
+    for calls in (1, 2):  # at every call: weights may be edited in between
+        MEASURES[measure](small_model, repeating_batch)
+        assert len(scans) == calls
 
 
 @pytest.mark.usefixtures("as_a_user")

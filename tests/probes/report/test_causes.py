@@ -10,6 +10,7 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.registry import get_task
 from probes.head_classes import CLASSES
+from probes.reading.checked_sequences import check_sequences
 from probes.report import causes as report_causes
 from probes.report.causes import cause_figures, measure_causes, redundancy_sentences
 from probes.report.page_causes import cause_sections
@@ -39,7 +40,7 @@ def subject() -> Subject:
         batch=batch,
         reference=task.sample(5, seed=0, split="reference"),
         vocab=None,
-        labelled=batch,
+        checked=check_sequences(model, batch),
     )
 
 

@@ -22,15 +22,18 @@ from lab.training import train
 from lab.vocab import Vocab
 from probes import plots
 from probes.ablation.metrics import DEFAULT_METRICS
+from probes.ablation.table import ablation_sweep
+from probes.attention.heads import score_heads
 from probes.film.writer import FILM
+from probes.labels.study import label_study
+from probes.reading.inputs import repeated_pair
 from probes.report import folder as report
 from probes.report import page
-from probes.report.first_screen import best_head, sentence_about
 from probes.report.folder import write_report
-from probes.report.subject import film_of, repeated_tokens, start_id
+from probes.report.subject import film_of
 from probes.schemas.film import DYNAMICS
 from probes.schemas.labels import LABELS
-from probes.tables import SCHEMAS, json_rows, make_table, parquet_bytes, read_table
+from probes.tables import SCHEMAS, digest, json_rows, make_table, parquet_bytes, read_table
 
 CAUSES = ("redundancy", "shapley", "first_order", "agreement", "pruning", "removable")
 FIGURES = (
@@ -299,8 +302,10 @@ def test_second_report_of_a_run_is_the_same(trained, tmp_path, plain_pictures):
         assert open_run(copy).file(name).read_bytes() == (trained / name).read_bytes(), name
 
 
-def test_model_without_anything_is_read_on_repeated_tokens(small_model, tmp_path, plain_pictures):
-    folder = write_report(small_model, tmp_path / "made" / "here", n_sequences=4)
+def test_model_without_anything_is_read_on_repeated_tokens(build_model, tmp_path, plain_pictures):
+    folder = write_report(
+        build_model(d_vocab=10, seed=4), tmp_path / "made" / "here", n_sequences=4
+    )
     assert folder == tmp_path / "made" / "here"
     unnamed = {"redundancy.csv", "redundancy.parquet"}  # no head of it has a label
     assert files_in(folder) == FILES - unnamed
@@ -332,15 +337,32 @@ def test_a_model_with_a_tokenizer_is_shown_in_its_words(build_model, tmp_path, p
     assert screen["sequence"]["tokens"] == ["<bos>", "un", "do", "re", "mi", "un", "do", "re"]
 
 
-def test_default_input_starts_with_the_tokenizer_s_bos(build_model):
-    model = build_model(d_vocab=9, n_ctx=50)
-    model.tokenizer = SimpleNamespace(bos_token_id=5)
-    assert start_id(model) == 5
-    tokens = repeated_tokens(model.config, 40, seed=0, bos_id=5).tokens
-    assert tokens[:, 0].unique().tolist() == [5]
-    assert sorted(set(tokens[:, 1:].flatten().tolist())) == [2, 3, 4, 6, 7, 8]
-    model.tokenizer = None
-    assert start_id(model) == 0
+@pytest.mark.parametrize("bos", [None, 5])
+def test_labels_scores_and_ablations_see_the_same_tokens(
+    build_model, tmp_path, plain_pictures, bos
+):
+    model = build_model(d_vocab=20, n_ctx=24)
+    if bos is not None:
+        model.tokenizer = SimpleNamespace(bos_token_id=bos, all_special_ids=[bos])
+    names = Vocab(tuple(map(str, range(20))))
+    folder = write_report(model, tmp_path / "r", n_sequences=4, vocab=names)
+    pair = repeated_pair(model, n_sequences=4)
+    assert pair.tokens[:, 0].tolist() == [bos or 0] * 4
+    seen = digest(pair.tokens.numpy().tobytes())
+    tables = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+    read = {name: frame.attrs["tokens_sha256"] for name, frame in tables.items()}
+    assert {"labels", "evidence", "heads", "entropy", "spectrum", "ablation"} <= set(read)
+    assert read == dict.fromkeys(read, seen)
+    assert tables["labels"].attrs["repeated_blocks"] == pair.description
+    wanted = label_study(model, pair=pair).labels
+    pd.testing.assert_frame_equal(tables["labels"], wanted)
+    scores = score_heads(model, pair.tokens, special_ids=pair.special_ids, control=pair.control)
+    told = tables["heads"][tables["heads"]["probe"].isin(scores["probe"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(told, scores)
+    assert "sources" in set(tables["heads"]["probe"])  # of the second block, in the first
+    swept = ablation_sweep(model, pair.batch(), "zero")
+    zero = tables["ablation"][tables["ablation"]["mode"] == "zero"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(zero, swept)
 
 
 @pytest.mark.usefixtures("as_a_user")
@@ -375,13 +397,15 @@ def test_old_report_is_replaced_and_other_files_stay(
     assert (tmp_path / "heads.csv").read_text().startswith("layer,head,probe")
 
 
-def test_failure_while_measuring_leaves_nothing(small_model, tmp_path, monkeypatch, plain_pictures):
+def test_failure_while_measuring_leaves_nothing(
+    small_model, repeating_batch, tmp_path, monkeypatch, plain_pictures
+):
     def fail(**_):
         raise MemoryError
 
     monkeypatch.setattr(report, "report_page", fail)
     with pytest.raises(MemoryError):
-        write_report(small_model, tmp_path / "r", n_sequences=2)
+        write_report(small_model, tmp_path / "r", batch=repeating_batch, n_sequences=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -394,59 +418,5 @@ def test_wrong_requests_are_refused(small_model, build_model, tmp_path):
         write_report(small_model, file)
     with pytest.raises(ValueError, match="n_sequences must be a whole number of at least 1"):
         write_report(small_model, tmp_path / "r", n_sequences=0)
-    with pytest.raises(ValueError, match="batch must be given for a model of fewer than 5 pos"):
+    with pytest.raises(ValueError, match=r"must have room for repeated blocks of 4 .*; give"):
         write_report(build_model(n_ctx=4), tmp_path / "r")
-
-
-def test_default_input_is_a_block_said_twice():
-    config = ModelConfig(n_layers=1, n_heads=1, d_model=4, d_vocab=9, n_ctx=50)
-    batch = repeated_tokens(config, 3, seed=0)
-    assert batch.tokens.shape == (3, 15)
-    first, second = batch.tokens[:, 1:8], batch.tokens[:, 8:]
-    assert torch.equal(first, second)
-    assert all(len(set(row.tolist())) == 7 for row in first)
-    for row, places in enumerate(batch.sources[0, :, 0].tolist()):
-        assert (places >= 0) == batch.loss_mask[0, row].item()
-        if places >= 0:
-            assert batch.tokens[0, places] == batch.tokens[0, row + 1]
-
-
-def rows(*scores):
-    names = ("layer", "head", "probe", "score", "chance", "kappa")
-    return pd.DataFrame([dict(zip(names, row, strict=True)) for row in scores])
-
-
-def test_sentence_names_the_clearest_head():
-    frame = rows(
-        (0, 1, "sources", 0.97, 0.06, 0.968),
-        (0, 2, "sources", 0.90, 0.06, 0.894),
-        (0, 3, "first", 0.99, 0.1, 0.989),
-        (1, 0, "sources", 0.07, 0.06, 0.01),
-    )
-    assert sentence_about(frame, "reversal") == (
-        "L0H1 looks like a reversal head (0.97): where it counts, it puts 97% of its attention on "
-        "the position that holds the answer (chance 6%); so does 1 more."
-    )
-    assert best_head(frame.iloc[2:])["probe"] == "first"
-    assert sentence_about(frame.iloc[2:]).startswith("L0H3 looks like a first-token head (0.99)")
-    assert sentence_about(frame.iloc[3:]).startswith("No head stands out: the furthest above")
-    assert sentence_about(rows((0, 0, "first", *[float("nan")] * 3))).startswith("No head was")
-    induction = rows((1, 1, "sources", 0.8, 0.1, 0.77))
-    assert "an induction head" in sentence_about(induction, "induction")
-
-
-def test_sentence_calls_a_head_by_its_label():
-    frame = rows((1, 0, "sources", 0.8, 0.1, 0.77), (1, 1, "sources", 0.1, 0.1, 0.0))
-    for label, task, words in (
-        ("sources", "reversal", "looks like a reversal head (0.80): where"),
-        ("sources", "copy", "looks like a copy head (0.80): where"),
-        ("sources", "induction", "looks like a source head (0.80): where"),
-        ("induction", None, "looks like an induction head (0.80): where"),
-        ("mixed", "reversal", "stands out (0.80): where it counts, it puts 80%"),
-    ):
-        labels = pd.DataFrame({"layer": [1, 1], "head": [1, 0], "label": ["uniform", label]})
-        assert sentence_about(frame, task, labels).startswith(f"L1H0 {words}")
-
-
-def test_escaping_holds_inside_attributes():
-    assert page.text("\"'<&>") == "&quot;&#x27;&lt;&amp;&gt;"
