@@ -22,7 +22,7 @@ def require(holds: bool, what: str, rule: str, got: object) -> None:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether a value is a whole number; True and 1.0 are none."""
+    """Tell whether a value is a whole number; bool and float are rejected."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -55,7 +55,6 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def require_text(name: str, value: object) -> None:
-    """Raise ValueError unless value is a text."""
     require(isinstance(value, str), name, "a text", value)
 
 

@@ -186,7 +186,6 @@ def remove_leftovers(parent: Path, name: str = "") -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

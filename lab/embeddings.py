@@ -21,17 +21,14 @@ class Embed(nn.Module):
     """Token ids to vectors."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make room for one vector a token id."""
         super().__init__()
         self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
         self.initial_std = config.initial_std
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
 
     def forward(self, tokens: Tokens) -> Resid:
-        """Look up the vector of each token."""
         try:
             return F.embedding(tokens, self.W_E)
         except IndexError:
@@ -45,7 +42,6 @@ class PosEmbed(nn.Module):
     """Positions to vectors that are added to the embedding: learned, or fixed waves."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make room for one learned vector a position, or compute the waves."""
         super().__init__()
         if config.positional_embedding_type == "sinusoidal":
             waves = sinusoidal_positions(config.n_ctx, config.d_model).float()
@@ -62,7 +58,6 @@ class PosEmbed(nn.Module):
         return self
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
 
     def forward(
@@ -85,7 +80,6 @@ class Unembed(nn.Module):
     """The residual stream to logits."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make room for one column a token id."""
         super().__init__()
         self.W_U = nn.Parameter(torch.empty(config.d_model, config.vocab_out))
         self.b_U = nn.Parameter(torch.zeros(config.vocab_out))
@@ -93,11 +87,9 @@ class Unembed(nn.Module):
         self.hook_in, self.hook_out = HookPoint(), HookPoint()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
 
     def forward(self, normalised: Resid) -> Logits:
-        """Score every token id at every position."""
         normalised = tap(self.hook_in, normalised)
         return tap(self.hook_out, F.linear(normalised, self.W_U.T, self.b_U))
 
@@ -106,7 +98,6 @@ class TiedUnembed(nn.Module):
     """Unembed with the transposed embedding: one parameter for both."""
 
     def __init__(self, config: ModelConfig, embed: Embed) -> None:
-        """Share the embedding's parameter."""
         super().__init__()
         self.b_U = nn.Parameter(torch.zeros(config.d_vocab))
         self.tie(embed)
@@ -127,7 +118,6 @@ class TiedUnembed(nn.Module):
         return self._shared[0].W_E.T
 
     def forward(self, normalised: Resid) -> Logits:
-        """Score every token id at every position."""
         normalised = tap(self.hook_in, normalised)
         return tap(self.hook_out, F.linear(normalised, self._shared[0].W_E, self.b_U))
 

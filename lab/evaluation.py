@@ -102,7 +102,7 @@ def evaluate(
 
 
 def _targets(batch: Batch) -> Int[Tensor, "batch pos"]:
-    """Return the token that each row predicts, where it counts."""
+    """Return the token that each scored row predicts."""
     return batch.tokens.roll(-1, dims=1).masked_fill(~batch.loss_mask, _UNSCORED)
 
 

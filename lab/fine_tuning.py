@@ -1,4 +1,4 @@
-"""Training a given model further on the task of a run: after pruning, say.
+"""Training a given model further on the task of a run, for example after pruning.
 
 The recipe and the step are those of training; only the start differs.
 """
@@ -23,8 +23,8 @@ def fine_tuned(model: HookedGPT, recipe: TrainConfig, steps: int) -> HookedGPT:
     recipe's, after a warm-up of a tenth of the steps.
 
     Args:
-        model: Where training starts; it is left as it is. Of pruned heads there is nothing left to
-            train, so they stay gone.
+        model: Where training starts; it is left as it is. Pruned heads have no weights left, so
+            they stay removed.
         recipe: Task, batch size and optimiser: the config of the run that the model is from.
         steps: Optimiser steps.
 

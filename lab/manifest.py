@@ -147,7 +147,6 @@ def verified(folder: Path, name: str, entry: FileEntry) -> Path:
 
 
 def entry_of(path: Path) -> FileEntry:
-    """Describe a file as it stands on the disk."""
     return FileEntry(sha256=file_sha256(path), bytes=path.stat().st_size)
 
 

@@ -41,7 +41,6 @@ class MLP(nn.Module):
     """Two linear maps with a non-linearity between, at each position on its own."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make room for the weights."""
         super().__init__()
         self.act = ACTIVATIONS[config.act_fn]
         self.initial_std = config.initial_std
@@ -56,7 +55,6 @@ class MLP(nn.Module):
             self.ln = LayerNorm(config, config.mlp_width)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
 
     def forward(self, normalised: Resid, stepwise: bool = False) -> Resid:
@@ -77,7 +75,6 @@ class GatedMLP(nn.Module):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make room for the weights."""
         super().__init__()
         self.act = ACTIVATIONS[config.act_fn]
         self.initial_std = config.initial_std
@@ -90,7 +87,6 @@ class GatedMLP(nn.Module):
         self.hook_post = HookPoint()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
         draw_parameters(self, self.initial_std, generator)
 
     def forward(self, normalised: Resid, stepwise: bool = False) -> Resid:

@@ -31,7 +31,6 @@ class LayerNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Return to the plain normalisation."""
         draw_parameters(self, 0.0, generator)
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
@@ -63,11 +62,9 @@ class RMSNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Return to the plain normalisation."""
         draw_parameters(self, 0.0, generator)
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
-        """Normalise over d_model, in steps if asked to or if a hook listens."""
         if not (stepwise or listened(self.hook_scale, self.hook_normalized)):
             return self.fused(residual)
         mean_square = residual.pow(2).mean(dim=-1, keepdim=True)
@@ -75,7 +72,6 @@ class RMSNorm(nn.Module):
         return tap(self.hook_normalized, residual / scale) * self.w
 
     def fused(self, residual: Streams) -> Tensor:
-        """Normalise in one kernel, past the hooks."""
         return F.rms_norm(residual, self.w.shape, self.w, self.eps)
 
 
@@ -86,11 +82,9 @@ class NoNorm(nn.Module):
         """Do nothing: there is no parameter."""
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
-        """Return the residual stream."""
         return residual
 
     def fused(self, residual: Streams) -> Tensor:
-        """Return the residual stream."""
         return residual
 
 
@@ -99,7 +93,6 @@ NORMS: dict[str | None, type[LayerNorm] | type[RMSNorm]] = {"LN": LayerNorm, "RM
 
 
 def make_norm(config: ModelConfig) -> Norm:
-    """Return the normalisation that a config asks for."""
     kind = NORMS.get(config.normalization_type)
     return NoNorm() if kind is None else kind(config)
 

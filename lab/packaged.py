@@ -16,7 +16,7 @@ class Packaged:
     package: str
     """Its import name; it is looked for, never imported."""
     pattern: str
-    """Of the GGUF file in its folder."""
+    """Pattern of the GGUF file's name in the package's folder."""
     remedy: str
     provenance: str
 

@@ -42,11 +42,11 @@ def from_pretrained(
             file, or a live transformers model, which is copied.
         tokenizer: A fast tokenizer of transformers; None: the source's own, if it has one.
         device: Where the model goes; "auto": the GPU, if there is one.
-        dtype: Of the weights, or its name; None: the source's, and float32 for half precision.
+        dtype: The weights' dtype or its name; None: the source's, and float32 for half precision.
 
     Raises:
-        ValueError: The name or the device is unknown, the tokenizer is none, the file is damaged or
-            a pickle, or the model computes something that a HookedGPT does not.
+        ValueError: The name or the device is unknown, `tokenizer` is something else, the file is
+            damaged or a pickle, or the model computes something that a HookedGPT does not.
     """
     dtype = sharper(dtype)
     if not isinstance(source, str | Path | nn.Module):

@@ -22,7 +22,7 @@ def prompt_tokens(model: HookedGPT, prompts: Prompts) -> Tokens:
     """Return prompts as a batch; one prompt is a batch of one.
 
     Raises:
-        ValueError: They are no token ids, texts without a tokenizer, or not equally long.
+        ValueError: They are not token ids, texts without a tokenizer, or not equally long.
     """
     if isinstance(prompts, str) or (
         isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], str)
@@ -58,7 +58,7 @@ def stop_tokens(model: HookedGPT, stop_ids: StopIds) -> tuple[int, ...]:
     """Return the ids that end a sequence.
 
     Raises:
-        ValueError: One is no token id and no text of one token.
+        ValueError: One is neither a token id nor the text of one token.
     """
     if isinstance(stop_ids, Tensor):
         return tuple(whole_numbers("stop_ids", stop_ids).reshape(-1).tolist())
@@ -70,7 +70,7 @@ def stop_tokens(model: HookedGPT, stop_ids: StopIds) -> tuple[int, ...]:
 
 
 def whole_numbers(what: str, given: Any) -> Tensor:
-    """Return numbers as a tensor of whole ones; truth values are none.
+    """Return numbers as a tensor of whole numbers; bool and float are rejected.
 
     Raises:
         ValueError: They are something else, or lists of different lengths.

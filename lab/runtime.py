@@ -37,7 +37,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the process that evaluates and writes."""
+        """Whether this is the process that evaluates and writes."""
         return self.index == 0
 
 
@@ -123,7 +123,6 @@ def on_main(processes: Processes, work: Callable[[], int]) -> int:
 
 
 def mean_over(processes: Processes, value: torch.Tensor) -> torch.Tensor:
-    """Return the mean of a value over all processes."""
     return sum_over(processes, value) / processes.count
 
 
@@ -172,7 +171,7 @@ def git_sha() -> str | None:
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
     try:
-        # A package installed inside somebody's repository is no file of that repository.
+        # A package installed inside somebody's repository is not part of that repository.
         subprocess.run(
             [*git, "ls-files", "--error-unmatch", "__init__.py"],
             check=True,

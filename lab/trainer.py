@@ -31,7 +31,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: HookedGPT, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on the matrices: a per-head bias has two axes and is none."""
+    """Return AdamW with weight decay on W_* only: per-head biases have two axes, too."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if name.rpartition(".")[2].startswith("W_")]
     others = [p for name, p in named if not name.rpartition(".")[2].startswith("W_")]

@@ -79,11 +79,11 @@ def train(
     Args:
         config: The whole run.
         run_dir: The run folder to write; None: nothing is written.
-        resume: Continue the run that the folder holds; where there is none, start it. On the CPU,
+        resume: Continue the run that the folder holds, or start one in a new folder. On the CPU,
             with as many threads and processes, the weights end bit-identical to an uninterrupted
             run's. A run that is complete yields its last record again.
         files: What a new run folder holds beside its config from the first moment on, by name:
-            notes of whoever looks at the records, say, which a killed process must not lose.
+            for example notes on the records, which a killed process must not lose.
 
     Raises:
         ValueError: If the config contradicts itself, the machine or the run folder; during

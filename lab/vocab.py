@@ -39,7 +39,6 @@ class Vocab:
             raise ValueError(f"symbols must be different, non-empty names, got {self.symbols!r}")
 
     def __len__(self) -> int:
-        """Return the number of token ids."""
         return len(self.symbols)
 
     def encode(self, text: str) -> list[int]:
@@ -48,7 +47,7 @@ class Vocab:
         Where several symbols fit, the longest is read, so "".join(decode(ids)) encodes to ids.
 
         Raises:
-            ValueError: a part of the text is no symbol; all such parts and the allowed symbols
+            ValueError: a part of the text is not a symbol; all such parts and the allowed symbols
                 are listed.
         """
         ids, unknown = [], []

@@ -42,12 +42,10 @@ HEAD = "lm_head.weight"
 
 
 def always(_: HFConfig) -> bool:
-    """Hold for every config."""
     return True
 
 
 def untied(config: HFConfig) -> bool:
-    """Tell whether the unembedding is a matrix of its own."""
     return not config["tie_word_embeddings"]
 
 
@@ -76,7 +74,7 @@ class Family:
     model_class: str
     """The class with a language model's head."""
     prefix: str
-    """Of the names of all tensors but the head's; files of headless models lack it."""
+    """Prefix of all tensor names but the head's; files of headless models lack it."""
     sizes: Mapping[str, str]
     """Fields of a ModelConfig, and the keys that mean the same."""
     fixed: Mapping[str, object]
@@ -88,7 +86,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Older names of tensors."""
     passed_over: str = r"(?!)"
-    """Names of tensors that are no weights (masks, wavelengths), as a pattern."""
+    """Pattern of the names of tensors that are not weights: masks, wavelengths."""
     read_more: Callable[[HFConfig], dict[str, Any]]
     """What of a ModelConfig needs more than a table."""
     write_more: Callable[[ModelConfig, Mapping[str, Tensor]], dict[str, Any]]
@@ -165,7 +163,6 @@ def axis_sizes(rule: Rule, config: ModelConfig) -> dict[str, int]:
 
 
 def to_theirs(rule: Rule, ours: list[Tensor], config: ModelConfig) -> Tensor:
-    """Return one of their tensors, made of ours."""
     if rule.pattern is None:
         return ours[0].clone()
     left, _, right = rule.pattern.partition("->")
@@ -281,7 +278,6 @@ def read_state(
 def write_state(
     family: Family, hf: HFConfig, config: ModelConfig, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return their tensors out of ours."""
     made = {}
     for rule in family.active_rules(hf, config.n_layers):
         if rule.ours:

@@ -43,7 +43,7 @@ def live_model(model: nn.Module) -> Foreign:
     """Look at a transformers model in memory; its tensors are copied later.
 
     Raises:
-        ValueError: It is no transformers model, or of an unknown family.
+        ValueError: It is not a transformers model, or its family is unknown.
     """
     from transformers import PreTrainedModel
 
@@ -133,7 +133,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model: one, or the shards that its index lists.
 
     Raises:
-        ValueError: There is none, or one that the index lists is missing.
+        ValueError: The folder has no such file, or one that the index lists is missing.
     """
     if is_file_within(folder / WEIGHTS, folder):
         return [folder / WEIGHTS]
@@ -161,7 +161,7 @@ def sharper(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return a dtype, also by its name; refuse one that no model computes in.
 
     Raises:
-        ValueError: It is no floating-point type.
+        ValueError: It is not a floating-point type.
     """
     found = dtype
     if isinstance(dtype, str):

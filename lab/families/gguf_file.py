@@ -81,7 +81,6 @@ class Layout:
 
 
 def llama_more(settings: Settings, names: set[str]) -> dict[str, Any]:
-    """Return the rest of a Llama config."""
     d_model, heads = settings["embedding_length"], settings["attention.head_count"]
     d_head = settings.get("attention.key_length", d_model // heads)
     turned = settings.get("rope.dimension_count", d_head)
@@ -109,7 +108,6 @@ def llama_more(settings: Settings, names: set[str]) -> dict[str, Any]:
 
 
 def neox_more(settings: Settings, _: set[str]) -> dict[str, Any]:
-    """Return the rest of a GPT-NeoX config."""
     d_head = settings["embedding_length"] // settings["attention.head_count"]
     # Half a dimension more, so that the product with d_head is never rounded below the number.
     share = min(1.0, (settings.get("rope.dimension_count", d_head) + 0.5) / d_head)

@@ -13,7 +13,6 @@ LAYER = "transformer.h.{}."
 
 
 def read_more(config: HFConfig) -> dict[str, Any]:
-    """Return the fields that need more than a table."""
     return {
         "act_fn": read_activation("activation_function", config["activation_function"]),
         "d_mlp": config["n_inner"],
@@ -21,7 +20,6 @@ def read_more(config: HFConfig) -> dict[str, Any]:
 
 
 def write_more(config: ModelConfig, _: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the keys that need more than a table."""
     return {"activation_function": config.act_fn, "n_inner": config.mlp_width}
 
 

@@ -21,7 +21,6 @@ LAYER = "gpt_neox.layers.{}."
 
 
 def read_more(config: HFConfig) -> dict[str, Any]:
-    """Return the fields that need more than a table."""
     rotary = read_rotary(config)
     d_head = config["hidden_size"] // config["num_attention_heads"]
     return {
@@ -32,7 +31,6 @@ def read_more(config: HFConfig) -> dict[str, Any]:
 
 
 def write_more(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the keys that need more than a table."""
     share = config.rotary_width / config.head_width
     if int(config.head_width * share) < config.rotary_width:  # the product was rounded down
         share = math.nextafter(share, 1.0)

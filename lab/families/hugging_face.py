@@ -141,7 +141,7 @@ def fitting_family(config: ModelConfig) -> Family:
     """Return the family that computes what a config describes.
 
     Raises:
-        ValueError: There is none; the message says what keeps it from the closest.
+        ValueError: No family does; the message says how the closest one differs.
     """
     mismatches = {family.name: family.mismatches(config) for family in FAMILIES}
     closest = min(FAMILIES, key=lambda family: len(mismatches[family.name]))

@@ -20,12 +20,10 @@ LAYER = "model.layers.{}."
 
 
 def mlp_bias(config: HFConfig) -> bool:
-    """Tell whether the three matrices of the MLP have biases."""
     return bool(config["mlp_bias"])
 
 
 def read_more(config: HFConfig) -> dict[str, Any]:
-    """Return the fields that need more than a table."""
     rotary = read_rotary(config)
     if rotary.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(

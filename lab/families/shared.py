@@ -36,13 +36,12 @@ def read_rotary(config: HFConfig) -> Mapping[str, Any]:
 
 
 def read_base(rotary: Mapping[str, Any]) -> Any:
-    """Return the wavelength base; what is no number is left for ModelConfig to refuse."""
+    """Return the wavelength base, unchecked: ModelConfig refuses what is not a number."""
     base = rotary["rope_theta"]
     return float(base) if is_whole(base) else base
 
 
 def attention_bias(config: HFConfig) -> bool:
-    """Tell whether the attention matrices have biases."""
     return bool(config["attention_bias"])
 
 

@@ -124,7 +124,7 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
 
 def known_bytes(tokenizer: Any, ids: Sequence[int]) -> Iterator[bytes | None]:
-    """Yield the bytes that each token stands for; None for an id that is no token's."""
+    """Yield the bytes that each token stands for; None for an id without a token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # one written in Python: all that it can tell
         yield from (tokenizer.decode([token_id]).encode() for token_id in ids)
@@ -148,7 +148,7 @@ def known_bytes(tokenizer: Any, ids: Sequence[int]) -> Iterator[bytes | None]:
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the text of each token on its own, spaces before words included.
 
-    A byte that is no character on its own becomes the replacement character, as in
+    A byte that is not a character on its own becomes the replacement character, as in
     TransformerLens; its name in a `TokenVocab` shows it.
     """
     if isinstance(tokenizer, Vocab):
@@ -182,7 +182,7 @@ def shown(token: bytes) -> str:
     r"""Return a token as tables and pictures show it: different bytes, different names.
 
     Spaces become open boxes; line ends, other invisible characters, backslashes and open boxes
-    themselves are escaped, and so is every byte that is no ASCII in a token that is no whole text.
+    themselves are escaped. So is every byte outside ASCII in a token that is not valid UTF-8.
 
     >>> print(ascii(shown(b" Paris")), shown(b"a\n"), shown(b"\xe2\x96"))
     '\u2423Paris' a\n \xe2\x96
@@ -214,7 +214,8 @@ def token_vocab(tokenizer: Any, n_ids: int | None = None) -> Vocab:
 
     Args:
         tokenizer: The tokenizer.
-        n_ids: Name so many ids: a model's vocabulary is often larger. None: the tokenizer's.
+        n_ids: How many ids to name, as a model's vocabulary is often larger than its tokenizer's;
+            None: as many as the tokenizer has.
     """
     if isinstance(tokenizer, Vocab):
         return tokenizer
@@ -231,7 +232,6 @@ class TokenVocab(Vocab):
     __slots__ = ("tokenizer",)
 
     def __init__(self, tokenizer: Any, n_ids: int) -> None:
-        """Name every id."""
         names = [shown(token or b"") for token in known_bytes(tokenizer, range(n_ids))]
         times = Counter(names)
         super().__init__(
@@ -245,7 +245,6 @@ class TokenVocab(Vocab):
         )  # the names are frozen; this goes with them
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text by the tokenizer."""
         return encode(self.tokenizer, text, prepend_bos=False)
 
 
@@ -289,5 +288,4 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
 
 
 def of_kind(tokens: Sequence[str], kinds: Sequence[int], kind: int) -> Iterator[str]:
-    """Yield the tokens of one kind."""
     return (token for token, own in zip(tokens, kinds, strict=False) if own == kind)

@@ -86,14 +86,12 @@ def remove(path: Path) -> None:
 
 
 def warn_uncached(error: Exception) -> None:
-    """Say that the next load will not be quicker."""
     warnings.warn(
         f"the converted weights are not cached, so the next load is as slow: {error}", stacklevel=4
     )
 
 
 def intact(folder: Path) -> bool:
-    """Tell whether a cached model can be read."""
     try:
         read_cached(folder)
     except (ValueError, OSError):

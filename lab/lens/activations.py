@@ -34,7 +34,7 @@ class Activations(ActivationCache):
 
 
 def named(names_filter: str | Sequence[str]) -> list[str]:
-    """Return the names of a filter that is no predicate."""
+    """Return the names of a filter that is not a predicate."""
     names = [names_filter] if isinstance(names_filter, str) else list(names_filter)
     if not names:
         raise KeyError("names_filter must name a hook, got none")

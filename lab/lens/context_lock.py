@@ -16,7 +16,6 @@ class ContextLock:
     """How long to wait for another thread, which may wait for this one."""
 
     def __init__(self) -> None:
-        """Start free."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -29,7 +28,6 @@ class ContextLock:
             raise RuntimeError(BUSY.format(seconds=self.seconds))
 
     def __exit__(self, *_: object) -> None:
-        """Let the next thread in."""
         self._lock.release()
 
     def __reduce__(self) -> tuple[type["ContextLock"], tuple[()]]:

@@ -48,7 +48,6 @@ class HookedRoot(HookedRootModule, ABC):
     """Bytes of hook_result and the forks (n_heads times the stream each) that a cache may take."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Hold the frozen description and TransformerLens's view of it."""
         super().__init__()
         self._config = config
         self.one_thread = ContextLock()
@@ -102,7 +101,7 @@ class HookedRoot(HookedRootModule, ABC):
         """Return a hook point by its name, or by its old one on the block.
 
         Raises:
-            KeyError: There is none of this name.
+            KeyError: There is no such hook point.
         """
         present = present_name(name)
         point = self.hook_dict.get(present)
@@ -254,9 +253,9 @@ class HookedRoot(HookedRootModule, ABC):
 
         Raises:
             KeyError: names_filter names a hook that does not exist or that this run does not reach,
-                or matches none.
-            ValueError: A batch axis of several sequences cannot be dropped, the output of a
-                backward pass is no scalar, or hook_result and the forks would take more than
+                or matches no hook.
+            ValueError: A batch axis of several sequences cannot be dropped, the output to call
+                backward on is not a scalar, or hook_result and the forks would take more than
                 largest_wide_cache.
         """
         cache, fwd, bwd = self.get_caching_hooks(
@@ -393,7 +392,6 @@ class HookedRoot(HookedRootModule, ABC):
 
 
 def remove_hook(point: HookPoint, handle: LensHandle) -> None:
-    """Take one hook off a hook point."""
     handle.hook.remove()
     point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
     point.bwd_hooks = [other for other in point.bwd_hooks if other is not handle]

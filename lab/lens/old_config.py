@@ -128,7 +128,6 @@ def config_fields(cfg: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Read the JSON file that a config is in."""
     require(not path.is_dir(), "cfg", "a file, not a folder", str(path))
     try:
         return json.loads(path.read_bytes())

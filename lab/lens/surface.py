@@ -49,7 +49,7 @@ class TransformerLensSurface(WeightStacks, ABC):
         self.cfg.use_attn_result = use_attn_result
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Fork the stream before ln1 for q, k and v of each head: attn.hook_q_input and fellows."""
+        """Give q, k and v of each head a copy of the stream before ln1: attn.hook_q_input etc."""
         self.cfg.use_split_qkv_input = use_split_qkv_input
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
@@ -208,8 +208,8 @@ class TransformerLensSurface(WeightStacks, ABC):
     def tokens_to_residual_directions(self, tokens: TokenInput) -> Float[Tensor, "*axes d_model"]:
         """Return the direction of the final, normalised stream that each token's logit reads.
 
-        These are the columns of W_U. They are no directions where the final norm has learned
-        weights of its own between the two: attributions would not sum to the logits.
+        These are the columns of W_U. Where the final norm has learned weights of its own
+        between the two, attributions along them would not sum to the logits.
 
         Args:
             tokens: Ids of any shape; with a tokenizer also the text of one token.

@@ -56,7 +56,6 @@ class HookedGPTConfig(TransformerLensConfig):
 
     @classmethod
     def of(cls, config: ModelConfig) -> "HookedGPTConfig":
-        """Translate a ModelConfig."""
         return cls(
             d_model=config.d_model,
             d_head=config.head_width,

@@ -54,7 +54,7 @@ class Recall(Task):
         """Return the ids of a person's pairs and the key to look up (see `Task.read`).
 
         Raises:
-            ValueError: Also if the last symbol is none of the keys.
+            ValueError: Also if the last symbol is not one of the keys.
         """
         x = super().read(text)
         self.places(x)
@@ -77,7 +77,7 @@ class Recall(Task):
         """Return the index, in x, of the value behind the key to look up.
 
         Raises:
-            ValueError: The last symbol of x is none of its keys, or several.
+            ValueError: The last symbol of x is not exactly one of its keys.
         """
         found = x[:, :-1:2] == x[:, -1:]
         if not bool((found.sum(dim=1) == 1).all()):

@@ -26,7 +26,6 @@ class Rotation(Task):
     """How many symbols go from the front to the end."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         super().__post_init__()
         require_whole("shift", self.shift, 1)
 

@@ -14,8 +14,8 @@ from lab.tasks.base import Answers, Symbols, Task
 class Sorting(Task):
     """`BOS x1..xn SEP y1..yn`, y the symbols of x from the lowest id to the highest.
 
-    No position is the source of an answer: its source is whatever holds its value. Of a symbol that
-    stands several times every copy counts, so that a row has up to n sources.
+    An answer has no fixed source position: its source is whatever holds its value. Every copy of a
+    repeated symbol counts, so that a row has up to n sources.
     """
 
     name: ClassVar[str] = "sorting"
