@@ -6,6 +6,7 @@ Prompts in words belong to the tasks' vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -56,7 +57,7 @@ def generate(
 ) -> Int[Tensor, "batch new_pos"]:
     """Return the prompts, padding included, with the drawn tokens behind them; see `steps`."""
     tokens = prompt_tokens(model, tokens)
-    drawn = stream(
+    drawn = steps(
         model,
         tokens,
         config,
@@ -66,32 +67,7 @@ def generate(
         attention_mask=attention_mask,
         observe=observe,
     )
-    return torch.cat([tokens, torch.stack(list(drawn), dim=1)], dim=1)
-
-
-def stream(
-    model: HookedGPT,
-    tokens: Prompts,
-    config: SampleConfig,
-    max_new_tokens: int,
-    gates: HeadGates | GateTensors | None = None,
-    stop_ids: StopIds = (),
-    *,
-    attention_mask: GivenMask | None = None,
-    observe: Observer | None = None,
-) -> Iterator[Drawn]:
-    """Yield the next token of every prompt as soon as it is drawn; see `steps`."""
-    found = steps(
-        model,
-        tokens,
-        config,
-        max_new_tokens,
-        gates,
-        stop_ids,
-        attention_mask=attention_mask,
-        observe=observe,
-    )
-    return (step.tokens for step in found)
+    return torch.cat([tokens, torch.stack([step.tokens for step in drawn], dim=1)], dim=1)
 
 
 def steps(
@@ -135,53 +111,61 @@ def steps(
     real = checked_padding(tokens, prompt_mask(attention_mask))
     if isinstance(gates, HeadGates):
         gates = gates.tensors(model)
-    return _steps(model, tokens, config, max_new_tokens, gates, stops, real, observe)
+    # The last token is drawn but never read.
+    reader = Reader(model, gates, observe, room=tokens.shape[1] + max_new_tokens - 1)
+    return islice(_steps(reader, tokens, real, config, stops), max_new_tokens)
+
+
+class Reader:
+    """Reads prompts, then token after token, by the fastest path that hooks and observers allow."""
+
+    def __init__(
+        self, model: HookedGPT, gates: GateTensors | None, observe: Observer | None, *, room: int
+    ) -> None:
+        """Keep keys and values of up to `room` tokens a sequence."""
+        self.model, self.gates, self.observe = model, gates, observe
+        self.cache = KeyValueCache(model.config.n_layers, room=room)
+        self.decoder: Decoder | None = None
+
+    @torch.no_grad()
+    def logits(self, new: Tokens, real: PositionMask | None) -> Float[Tensor, "batch d_vocab"]:
+        """Return the logits behind the new tokens, which are kept."""
+        if self.decoder is not None and self.decoder.nobody_looks():
+            return self.decoder.step(new)[:, -1]
+        logits = self.model(
+            new,
+            gates=self.gates,
+            observe=self.observe,
+            attention_mask=real,
+            kv_cache=self.cache,
+            last_only=True,
+        )[:, -1]
+        if self.decoder is None and self.observe is None:
+            self.decoder = Decoder(self.model, self.cache, self.gates)
+        return logits
 
 
 def _steps(
-    model: HookedGPT,
+    reader: Reader,
     tokens: Tokens,
-    config: SampleConfig,
-    max_new_tokens: int,
-    gates: GateTensors | None,
-    stop_ids: tuple[int, ...],
     real: PositionMask | None,
-    observe: Observer | None,
+    config: SampleConfig,
+    stop_ids: tuple[int, ...],
 ) -> Iterator[Step]:
     generator = torch.Generator().manual_seed(config.seed)
     stops = torch.tensor(stop_ids, dtype=torch.int64)
     stopped = torch.zeros(len(tokens), dtype=torch.bool)
     last = torch.zeros(len(tokens), dtype=torch.int64)
-    device = torch.device(model.cfg.device)
+    device = torch.device(reader.model.cfg.device)
     new = tokens.to(device)
     real = None if real is None else real.to(device)
-    # The last token is drawn but never read.
-    room = tokens.shape[1] + max_new_tokens - 1
-    cache = KeyValueCache(model.config.n_layers, room=room)
-    decoder = None
-    for _ in range(max_new_tokens):
-        if decoder is not None and decoder.nobody_looks():
-            logits = decoder.step(new)[:, -1]
-        else:
-            # Not around the yield: what the consumer does between two tokens is its own business.
-            with torch.no_grad():
-                logits = model(
-                    new,
-                    gates=gates,
-                    observe=observe,
-                    attention_mask=real,
-                    kv_cache=cache,
-                    last_only=True,
-                )[:, -1]
-        if decoder is None and observe is None:
-            decoder = Decoder(model, cache, gates)
+    while not (stop_ids and stopped.all()):
+        logits = reader.logits(new, real)
         drawn = draw(logits, config, generator)
         last = torch.where(stopped, last, drawn) if stop_ids else drawn
         yield Step(tokens=last.to(tokens.device), logits=logits, config=config)
         if stop_ids:
             stopped |= torch.isin(last, stops)
-            if stopped.all():
-                return
         new, real = last.unsqueeze(1).to(device), None
 
 

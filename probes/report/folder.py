@@ -36,7 +36,7 @@ from probes.report import figures
 from probes.report.causes import Causes, Drawn, cause_figures, measure_causes
 from probes.report.first_screen import best_head, screen_data, sentence_about
 from probes.report.model_tables import one_pass_tables
-from probes.report.page import report_page
+from probes.report.page import Content, report_page
 from probes.report.page_causes import cause_sections
 from probes.report.subject import Subject, model_subject, run_subject
 from probes.tables import csv_text, json_rows, json_text, parquet_bytes
@@ -262,7 +262,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         # Of the curve, which has a row for every step of every random order, what it comes to.
         "causes": {name: json_rows(frame) for name, frame in causes.items() if name != "pruning"},
     }
-    page = report_page(
+    content = Content(
         title=subject.title,
         subtitle=subtitle(subject),
         sentence=found.sentence,
@@ -283,7 +283,7 @@ def report_files(subject: Subject, found: Findings) -> dict[str, bytes]:
         **pictures,
         "report.json": json_text(summary).encode(),
         "first_screen.json": json_text(screen).encode(),
-        "report.html": page.encode(),
+        "report.html": report_page(content).encode(),
     }
 
 

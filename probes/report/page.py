@@ -10,6 +10,7 @@ import csv
 import html
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -66,95 +67,96 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Even if something slipped through, a browser would load and run nothing."""
 
 
-def report_page(
-    *,
-    title: str,
-    subtitle: str,
-    sentence: str,
-    facts: Mapping[str, str],
-    figures: Mapping[str, bytes],
-    heads: pd.DataFrame,
-    labels: pd.DataFrame,
-    task: str | None,
-    forming: str,
-    ablation: pd.DataFrame,
-    causes: Sequence[str],
-    command: str,
-    provenance: Mapping[str, str],
-    files: Sequence[str],
-) -> str:
-    """Return the whole page.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Content:
+    """What a report's page shows."""
 
-    Args:
-        title: What was probed.
-        subtitle: One line below it.
-        sentence: What was found, in one sentence.
-        facts: A few numbers for the top, by name.
-        figures: PNG files by name: labels, heads, spectrum, entropy, ablation, and, where there is
-            something to show, dynamics, stripes, ladder and attention; none of a model without
-            heads.
-        heads: The table of score_heads.
-        labels: The table of label_heads.
-        task: The task that the model was trained on, if any.
-        forming: When its heads form, in a sentence.
-        ablation: The table of ablation_sweep.
-        causes: Parts of the page about groups of heads and smaller models; see
-            `probes.report.page_causes`.
-        command: What makes this report again.
-        provenance: What the numbers were measured on, by name.
-        files: Names of the files beside this one.
-    """
+    title: str
+    """What was probed."""
+    subtitle: str
+    """One line below it."""
+    sentence: str
+    """What was found, in one sentence."""
+    facts: Mapping[str, str]
+    """A few numbers for the top, by name."""
+    figures: Mapping[str, bytes]
+    """PNG files by name: labels, heads, spectrum, entropy, ablation, and, where there is something
+    to show, dynamics, stripes, ladder and attention; a model without heads has no figures."""
+    heads: pd.DataFrame
+    """The table of score_heads."""
+    labels: pd.DataFrame
+    """The table of label_heads."""
+    task: str | None
+    """The task that the model was trained on, if any."""
+    forming: str
+    """When its heads form, in a sentence."""
+    ablation: pd.DataFrame
+    """The table of ablation_sweep."""
+    causes: Sequence[str]
+    """Parts about groups of heads and smaller models; see `probes.report.page_causes`."""
+    command: str
+    """What makes this report again."""
+    provenance: Mapping[str, str]
+    """What the numbers were measured on, by name."""
+    files: Sequence[str]
+    """Names of the files beside this one."""
+
+
+def report_page(content: Content) -> str:
+    """Return the whole page as HTML."""
+    files = ", ".join(f"<code>{text(name)}</code>" for name in content.files)
     parts = [
-        f"<h1>{text(title)}</h1>",
-        f'<p class="under">{text(subtitle)}</p>',
-        f'<p class="lead">{text(sentence)}</p>',
+        f"<h1>{text(content.title)}</h1>",
+        f'<p class="under">{text(content.subtitle)}</p>',
+        f'<p class="lead">{text(content.sentence)}</p>',
         '<dl class="facts">',
-        *(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items()),
+        *(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in content.facts.items()),
         "</dl>",
-        *(label_sections(figures, labels, task) if len(labels) else []),
-        *(film_sections(figures["dynamics"], forming) if "dynamics" in figures else []),
-        *(head_sections(figures, heads, ablation, causes) if len(heads) else []),
+        *(label_sections(content) if len(content.labels) else []),
+        *(film_sections(content) if "dynamics" in content.figures else []),
+        *(head_sections(content) if len(content.heads) else []),
         "<h2>Where these numbers come from</h2>",
-        f"<pre>{text(command)}</pre>",
-        pairs_table(provenance),
-        f"<p>Beside this file: {', '.join(f'<code>{text(name)}</code>' for name in files)}.</p>",
+        f"<pre>{text(content.command)}</pre>",
+        pairs_table(content.provenance),
+        f"<p>Beside this file: {files}.</p>",
     ]
     body = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{text(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{text(content.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def label_sections(
-    figures: Mapping[str, bytes], labels: pd.DataFrame, task: str | None
-) -> list[str]:
+def label_sections(content: Content) -> list[str]:
     """Return what the page says each head does, and the evidence for it."""
-    rows = sorted(json_rows(labels), key=rank)
-    cards = "\n".join(card_section(row, task) for row in rows)
+    rows = sorted(json_rows(content.labels), key=rank)
+    cards = "\n".join(card_section(row, content.task) for row in rows)
     return [
         "<h2>What each head does</h2>",
         "<p>A head gets a label only if the lower end of its interval clears the label's cut, if "
         "the runner-up is far enough behind, and, where there is a control, if the difference is "
         "no luck. Otherwise it is called what it is: uniform, broad, mixed or none. Silent heads "
         "write next to nothing, whatever they look at.</p>",
-        figure(figures["labels"], "Label of every head, layer by head"),
-        label_table(rows, task),
+        figure(content.figures["labels"], "Label of every head, layer by head"),
+        label_table(rows, content.task),
         f"<details><summary>The evidence card of each of the {len(rows)} heads</summary>\n"
         f"{cards}</details>",
     ]
 
 
-def film_sections(dynamics: bytes, forming: str) -> list[str]:
+def film_sections(content: Content) -> list[str]:
     """Return what the page says of the training, as a film of scores."""
     return [
         "<h2>How the heads formed</h2>",
-        f"<p>{text(forming)} A head sets in where its score, corrected for chance, is half of the "
-        "way up, and stays there.</p>",
-        figure(dynamics, "Score of every head over training, with a mark where it sets in"),
+        f"<p>{text(content.forming)} A head sets in where its score, corrected for chance, is half "
+        "of the way up, and stays there.</p>",
+        figure(
+            content.figures["dynamics"],
+            "Score of every head over training, with a mark where it sets in",
+        ),
     ]
 
 
@@ -184,13 +186,9 @@ def card_section(row: Mapping[str, Any], task: str | None) -> str:
     )
 
 
-def head_sections(
-    figures: Mapping[str, bytes],
-    heads: pd.DataFrame,
-    ablation: pd.DataFrame,
-    causes: Sequence[str],
-) -> list[str]:
+def head_sections(content: Content) -> list[str]:
     """Return what the page says about the heads, with its figures and tables."""
+    figures, heads, ablation = content.figures, content.heads, content.ablation
     parts = [
         "<h2>Scores, probe by probe</h2>",
         "<p>Each number is the share of a head's attention that falls on a probe's targets, "
@@ -240,7 +238,7 @@ def head_sections(
         f"layers. Whiskers are 95 % intervals over {ablation['n_sequences'].max()} sequences.</p>",
         figure(figures["ablation"], "Change of the loss and of exact match for every ablation"),
         ablation_table(ablation),
-        *causes,
+        *content.causes,
         "<h2>All scores</h2>",
         "<p>The rows of <code>heads.csv</code>. <code>kappa</code> is the score corrected for "
         "chance: (score - chance) / (1 - chance). An empty cell is a number that has no "

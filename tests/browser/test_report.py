@@ -104,7 +104,7 @@ HARMFUL = (
 @pytest.fixture(scope="module")
 def hostile_page() -> str:
     """A page in which every text that comes from elsewhere wants to run."""
-    from probes.report.page import report_page
+    from probes.report.page import Content, report_page
     from probes.schemas.cause import ABLATION
     from probes.schemas.heads import HEADS
     from probes.schemas.labels import LABELS
@@ -121,7 +121,7 @@ def hostile_page() -> str:
     labels = labels.assign(label=quote, reason=title, mixture=link, rows=end, tested=image)
     with (SHIPPED / "figures" / "heads.png").open("rb") as file:
         png = file.read()
-    return report_page(
+    content = Content(
         title=title,
         subtitle=quote,
         sentence=link,
@@ -137,6 +137,7 @@ def hostile_page() -> str:
         provenance=dict(zip(HOSTILE, reversed(HOSTILE), strict=True)),
         files=HOSTILE,
     )
+    return report_page(content)
 
 
 def dialogs_of(page: Page) -> list[str]:

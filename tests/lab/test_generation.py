@@ -8,7 +8,7 @@ from scipy import stats
 
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates, Reference
-from lab.generation import generate, left_padded, next_token_probabilities, steps, stream
+from lab.generation import generate, left_padded, next_token_probabilities, steps
 from lab.kv_cache import KeyValueCache
 from lab.model import HookedGPT
 from tests.lab.naive_sampling import naive_draw
@@ -149,8 +149,8 @@ def test_streams_in_two_threads_do_not_disturb_each_other():
     got = [[], []]
 
     def run(i: int) -> None:
-        for token in stream(model, PROMPTS, SampleConfig(seed=i + 1), 10):
-            got[i].append(token)
+        for step in steps(model, PROMPTS, SampleConfig(seed=i + 1), 10):
+            got[i].append(step.tokens)
             turns.wait(timeout=30)  # token by token in turns, the worst interleaving
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
@@ -164,7 +164,7 @@ def test_streams_in_two_threads_do_not_disturb_each_other():
 def test_a_stream_computes_no_token_before_it_is_asked_for():
     model, calls = make_model(), []
     with model.hooks(fwd_hooks=[("hook_embed", lambda value, hook: calls.append(value.shape[1]))]):
-        tokens = stream(model, PROMPTS, SampleConfig(), 5)
+        tokens = steps(model, PROMPTS, SampleConfig(), 5)
         assert calls == []
         next(tokens)
         assert calls == [4]
@@ -212,7 +212,7 @@ def test_requests_that_cannot_be_met_are_refused_before_the_first_token(
 ):
     tokens = torch.tensor(tokens, dtype=torch.int64)
     with pytest.raises(ValueError, match=message):
-        stream(make_model(), tokens, SampleConfig(), n, stop_ids=stop_ids)
+        steps(make_model(), tokens, SampleConfig(), n, stop_ids=stop_ids)
 
 
 def test_the_last_position_can_be_filled():
@@ -221,7 +221,7 @@ def test_the_last_position_can_be_filled():
 
 def test_seeds_that_do_not_fit_a_generator_are_refused():
     with pytest.raises(ValueError, match=r"^seed must be below 2\*\*63, got 18446744073709551616$"):
-        stream(make_model(), PROMPTS, SampleConfig(seed=2**64), 1)
+        steps(make_model(), PROMPTS, SampleConfig(seed=2**64), 1)
 
 
 UNEQUAL = ([3, 5, 7, 1], [2], [4, 1, 6, 2, 8, 9, 10], [9, 9], [1, 2, 3], [5], [6, 7], [8, 8, 1, 2])
@@ -339,7 +339,7 @@ def test_models_that_cannot_go_on_from_their_own_words_are_refused(
     changes: dict, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        stream(make_model(**changes), PROMPTS, SampleConfig(), 1)
+        steps(make_model(**changes), PROMPTS, SampleConfig(), 1)
 
 
 @pytest.mark.gpu

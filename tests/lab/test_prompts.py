@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig, SampleConfig
-from lab.generation import generate, left_padded, stream
+from lab.generation import generate, left_padded, steps
 from lab.model import HookedGPT
 from lab.vocab import Vocab
 
@@ -89,7 +89,7 @@ def test_padding_behind_or_inside_a_prompt_is_refused(row: list[int], shown: str
     mask = torch.ones(3, 4, dtype=torch.int64)
     mask[1] = torch.tensor(row)
     with pytest.raises(ValueError, match=rf"^attention_mask must be 0 at .* got {shown} in row 1;"):
-        stream(spelling_model(), FOUR, SampleConfig(), 1, attention_mask=mask)
+        steps(spelling_model(), FOUR, SampleConfig(), 1, attention_mask=mask)
 
 
 @pytest.mark.usefixtures("as_a_user")
@@ -98,4 +98,4 @@ def test_a_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^attention_mask must be of shape \(3, 4\), got \(3, 5\)"
     ):
-        stream(spelling_model(), FOUR, SampleConfig(), 1, attention_mask=mask)
+        steps(spelling_model(), FOUR, SampleConfig(), 1, attention_mask=mask)

@@ -400,7 +400,7 @@ def test_old_report_is_replaced_and_other_files_stay(
 def test_failure_while_measuring_leaves_nothing(
     small_model, repeating_batch, tmp_path, monkeypatch, plain_pictures
 ):
-    def fail(**_):
+    def fail(_):
         raise MemoryError
 
     monkeypatch.setattr(report, "report_page", fail)
