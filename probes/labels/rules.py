@@ -304,10 +304,12 @@ def smeared(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
     together lower by the margin: a diagonal that is smeared over three cells is none.
     """
     own = DISTANCES[name]
-    parts = {DISTANCES[other] for other in valid if other in DISTANCES and other != name}
     spectrum = dict(enumerate(head.spectrum))
     mass = spectrum.pop(own, math.nan)
-    rest = {distance: value for distance, value in spectrum.items() if distance not in parts}
+    # One other class may be a part of a mixture; what covers three distances is a smear.
+    others = [DISTANCES[other] for other in valid if other in DISTANCES and other != name]
+    part = max(others, key=lambda distance: spectrum.get(distance, 0.0), default=None)
+    rest = {distance: value for distance, value in spectrum.items() if distance != part}
     if math.isnan(mass) or not rest:
         return ""
     highest = max(rest, key=lambda distance: rest[distance])

@@ -11,7 +11,9 @@ from lab.config import TrainConfig
 from lab.presets import PRESETS, get_preset
 from lab.tasks.base import Task
 from lab.tasks.registry import TASKS, get_task
-from probes.registry import PROBES, get_probe, load_function
+from probes.head_classes import CLASSES, HEAD_CLASSES, OTHER_LABELS, shown_label
+from probes.planted import PlantedHead
+from probes.registry import PROBES, get_probe, load_function, load_object
 
 
 @pytest.mark.parametrize("package", [lab, probes], ids=lambda package: package.__name__)
@@ -59,3 +61,25 @@ def test_preset_is_a_whole_config_of_a_known_task(name):
 def test_probe_resolves(name):
     assert get_probe(name).name == name
     assert callable(load_function(get_probe(name)))
+
+
+@pytest.mark.parametrize("own", HEAD_CLASSES, ids=lambda own: own.name)
+def test_head_class_is_a_probe_with_what_its_kind_needs(own):
+    assert get_probe(own.name).needs_sources is (own.looks == "task")
+    assert (own.step is not None) is (own.looks == "content")
+    assert own.distance is None or own.looks == "place"
+    assert not own.shape or callable(load_object(own.shape))
+    assert len(own.short) <= 5
+
+
+def test_labels_have_different_names_and_colours():
+    entries = (*HEAD_CLASSES, *OTHER_LABELS)
+    for what in ("name", "short", "colour"):
+        assert len({getattr(entry, what) for entry in entries}) == len(entries)
+
+
+@pytest.mark.parametrize("entry", PROBES, ids=lambda entry: entry.name)
+def test_example_of_a_class_is_called_by_its_name(entry):
+    if entry.name in CLASSES:
+        head = PlantedHead(kind=entry.example.kind, distance=entry.example.distance)
+        assert head.label == shown_label(entry.name, "reversal")

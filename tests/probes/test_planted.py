@@ -20,8 +20,10 @@ from probes.planted.cohort import (
     SHARP_GAINS,
     TUNING_SEEDS,
     cohort_plan,
+    new_plan,
     planted_cohort,
     random_model,
+    recipe,
 )
 from probes.planted.heads import KINDS, MIXABLE
 
@@ -393,6 +395,20 @@ def test_cohort_has_fifty_heads_of_everything_in_a_hundred_seeds(seeds, least):
     assert min(architectures.values()) >= 4 * least
     assert sum(rotated.values()) >= 10 * least
     assert dealt <= set(rotated)
+
+
+def test_new_classes_come_in_a_model_of_their_own():
+    plan = new_plan(3, (recipe("pointer", distance=2),))
+    assert [head.kind for head in plan.layers[1]] == ["pointer"] * 8
+    assert {"tokens", "places"} <= {head.writes for head in plan.layers[0]}
+    assert plan.build().truth["truth"][8:].isin({*CLASSES, "none"}).all()
+
+
+def test_a_head_of_places_may_be_planted_by_a_function():
+    tokens = torch.arange(2, 18).unsqueeze(0)
+    planted = plant([[PlantedHead(kind="torch:arange", beta=30.0)]])
+    _, cache = planted.model.run_with_cache(tokens)
+    assert torch.allclose(cache["pattern", 0][0, 0], torch.eye(16, dtype=torch.float64))
 
 
 def test_cohort_is_a_pure_function_of_its_seed():

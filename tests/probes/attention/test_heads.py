@@ -365,14 +365,7 @@ def test_palindrome_keeps_positional_sources():
 
 def test_nothing_to_score_is_missing_and_not_zero():
     frame = score_heads(planted("uniform"), torch.tensor([[0], [2]]))
-    assert set(frame["probe"]) == {
-        "previous",
-        "current",
-        "first",
-        "duplicate",
-        "induction",
-        "preceder",
-    }
+    assert set(frame["probe"]) == {e.name for e in choose_probes(None, has_sources=False)}
     assert frame[["score", "chance", "kappa", "ci_low", "ci_high"]].isna().all(axis=None)
     assert (frame[["n_rows", "n_sequences"]] == 0).all(axis=None)
 

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from probes.head_classes import CLASSES, CONTENT, LADDER
+from probes.labels import rules
 from probes.labels.rules import CUTS, ClassNumbers, Cuts, HeadNumbers, decide
 from probes.labels.source_stripes import STRIPES
 
@@ -130,6 +131,14 @@ def test_one_sequence_is_no_label():
 def test_neighbouring_distances_spoil_a_diagonal(spectrum, label):
     found = decide(head(previous=spectrum[1], current=spectrum[0], spectrum=spectrum))
     assert found.label == label
+
+
+def test_what_covers_three_distances_is_a_smear_even_if_all_three_are_classes(monkeypatch):
+    monkeypatch.setattr(rules, "DISTANCES", {"current": 0, "previous": 1, "two_back": 2})
+    smear = head(previous=0.4, current=0.35, spectrum=(0.35, 0.4, 0.33))
+    assert rules.smeared("previous", smear, {"current", "previous", "two_back"}, CUTS)
+    mixture = head(previous=0.4, current=0.35, spectrum=(0.35, 0.4, 0.05))
+    assert not rules.smeared("previous", mixture, {"current", "previous"}, CUTS)
 
 
 def test_two_classes_of_equal_size_are_mixed_and_both_are_printed():

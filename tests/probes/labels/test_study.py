@@ -10,7 +10,7 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
-from probes.head_classes import CONTENT, LABEL_NAMES
+from probes.head_classes import CLASSES, CONTENT, LABEL_NAMES
 from probes.labels.reasons import copies
 from probes.labels.rules import CUTS
 from probes.labels.study import label_heads, label_study
@@ -160,7 +160,7 @@ def test_arguments_of_other_types_are_told(planted, batch):
 def test_evidence_says_what_kept_each_class_out(study):
     evidence = study.evidence
     assert evidence.columns.tolist() == EVIDENCE.names
-    assert len(evidence) == 16 * 7
+    assert evidence["probe"].tolist() == [*CLASSES] * 16
     own = evidence[(evidence["layer"] == 0) & (evidence["head"] == 7)].set_index("probe")
     assert not own["valid"].any()
     assert own.loc["previous", "cut"] == "strong"

@@ -27,6 +27,7 @@ from probes.attention.heads import score_heads
 from probes.film.writer import FILM
 from probes.labels.study import label_study
 from probes.reading.inputs import repeated_pair
+from probes.registry import choose_probes
 from probes.report import folder as report
 from probes.report import page
 from probes.report.folder import write_report
@@ -323,7 +324,7 @@ def test_plain_tokens_are_reported_on(small_model, repeating_batch, tmp_path, pl
     )
     assert report["accuracy"]["loss"] == pytest.approx(small_model(tokens, "loss").item())
     probed = {row["probe"]: row["n_rows"] for row in report["heads"]}
-    assert set(probed) == {"previous", "current", "first", "duplicate", "induction", "preceder"}
+    assert set(probed) == {entry.name for entry in choose_probes(None, has_sources=False)}
     assert probed["previous"] == 5 * 13  # id 0 may be a word: nothing is left out
     assert {row["metric"] for row in report["ablation"]} == {*DEFAULT_METRICS}
 
