@@ -25,7 +25,7 @@ from lab.durable import (
     sync,
     to_json,
 )
-from lab.manifest import MANIFEST
+from lab.manifest import MANIFEST, seal_folder
 from lab.model import HookedGPT
 from lab.runs import (
     CHECKPOINTS,
@@ -39,7 +39,6 @@ from lab.runs import (
     checkpoint_steps,
     metrics_row,
     open_run,
-    seal,
     step_name,
 )
 from lab.weights import weight_not_finite
@@ -223,7 +222,7 @@ class RunWriter:
         run = open_run(self.run_dir, unfinished=True)
         trained = (run.checkpoint() / WEIGHTS).read_bytes()
         atomic_write(self.run_dir / WEIGHTS, trained)
-        seal(self.run_dir)
+        seal_folder(self.run_dir)
 
 
 def check_finite(model: HookedGPT, step: int) -> None:

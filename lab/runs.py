@@ -28,7 +28,6 @@ from lab.manifest import (
     is_within,
     read_manifest,
     read_versioned,
-    seal_folder,
     verified,
     write_manifest,
 )
@@ -249,11 +248,6 @@ def read_run(path: Path) -> Run:
     # A run may be a link; `.` and `..` name none.
     name = path.resolve().name if path.name in ("", "..") else path.name
     return Run(path=path, name=name, config=train, info=data, files=files)
-
-
-def seal(run_dir: Path) -> None:
-    """Declare a run complete: write the manifest over all that the folder holds."""
-    seal_folder(run_dir)
 
 
 def update_derived(run_dir: Path, files: Mapping[str, bytes | Path]) -> None:

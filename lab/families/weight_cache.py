@@ -100,7 +100,6 @@ def intact(folder: Path) -> bool:
 
 
 def stored_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor of a cached model."""
     for name, shape in expected_shapes(config):
         if not (config.tie_word_embeddings and name == "unembed.W_U"):
             yield name, shape
@@ -195,5 +194,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data

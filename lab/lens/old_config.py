@@ -133,7 +133,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         raise ValueError(
-            f"cfg must be a JSON file, got {str(path)!r}, which is none; write one with "
+            f"cfg must be a JSON file, got {str(path)!r}; write one with "
             "json.dump(cfg.to_dict(), file, default=str)"
         ) from None
 

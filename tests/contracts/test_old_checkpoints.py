@@ -449,7 +449,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         load_tl_checkpoint(other, cfg)
     for text in (b"", b"{", b"\xff\xfe", b"[" * 99_999):
         other.write_bytes(text)
-        with pytest.raises(ValueError, match=r"cfg must be a JSON file, got .*, which is none;"):
+        with pytest.raises(ValueError, match=r"cfg must be a JSON file, got .*; write one with"):
             load_tl_checkpoint(state_of("gpt2"), other)
     other.write_bytes(b"[1]")
     with pytest.raises(ValueError, match="cfg must be a dict, a JSON file or an object"):
