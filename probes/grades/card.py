@@ -10,7 +10,7 @@ import itertools
 import math
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -21,6 +21,7 @@ from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from lab.vocab import SPECIAL_SYMBOLS
+from probes.execution import Progress
 from probes.grades.grading import (
     GRADED_HEADS,
     SCORED,
@@ -56,8 +57,6 @@ RANDOM_SEED = -1
 
 KNOWN = ("truth", "variant", "beta", "silent", "redundant_with", "parts")
 """Columns of the table of planted heads that go into that of graded ones."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
