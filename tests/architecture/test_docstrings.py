@@ -1,6 +1,7 @@
 """What a package exports is documented; a private helper may let its name speak."""
 
 import ast
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -8,6 +9,28 @@ from types import FunctionType
 
 import pytest
 
+CALLED_MOST = (
+    "lab.HeadGates.ablate",
+    "lab.HookedGPT",
+    "lab.HookedGPT.run_with_cache",
+    "lab.get_task",
+    "lab.train",
+    "probes.ablation_sweep",
+    "probes.copying_scores",
+    "probes.entropy_profile",
+    "probes.get_probe",
+    "probes.head_importance",
+    "probes.label_heads",
+    "probes.logit_attribution",
+    "probes.logit_lens",
+    "probes.mean_reference",
+    "probes.next_token_table",
+    "probes.offset_spectrum",
+    "probes.prune_heads",
+    "probes.pruning_curve",
+    "probes.repeated_batch",
+    "probes.score_heads",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,3 +73,10 @@ def test_everything_exported_has_a_docstring_down_to_its_public_methods(module):
 
 def test_the_two_packages_export():
     assert {"lab", "probes"} <= set(exporting_modules())
+
+
+@pytest.mark.parametrize("name", CALLED_MOST)
+def test_what_people_call_most_shows_a_call_that_runs(name):
+    package, *path = name.split(".")
+    called = functools.reduce(getattr, path, importlib.import_module(package))
+    assert ">>> " in (inspect.getdoc(called) or "")
