@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from apps.console import in_bytes, one_line, say
+from apps.console import one_line, say
 from lab.naming import unknown_name
+from probes.number_text import in_bytes
 
 EXIT_ERROR = 2
 EXIT_INTERRUPT = 130

@@ -86,26 +86,3 @@ def say_table(
         console.print(table)
     for line in captured.get().splitlines():
         say(line.rstrip())
-
-
-def grouped(number: int) -> str:
-    """Write a whole number with thousands apart.
-
-    >>> grouped(2000)
-    '2,000'
-    """
-    return f"{number:,}"
-
-
-def in_bytes(size: int) -> str:
-    """Write a size in bytes the short way.
-
-    >>> in_bytes(999), in_bytes(1_300_000)
-    ('999 B', '1.3 MB')
-    """
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 999.5 or unit == "GB":
-            break
-        amount /= 1_000
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

@@ -6,11 +6,12 @@ Torch is imported when a model is loaded, never with this module.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from apps.console import grouped, remark
+from apps.console import remark
 from lab.checks import require_whole
 from lab.manifest import MANIFEST, read_manifest
 from lab.naming import bare, parse_head
 from lab.runs import WEIGHTS, Run, open_run
+from probes.number_text import grouped
 
 if TYPE_CHECKING:
     from lab.gates import GateTensors, HeadGates

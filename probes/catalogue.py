@@ -7,6 +7,7 @@ from lab.naming import article
 from probes.head_classes import CLASSES, CONTENT
 from probes.labels.rules import CUTS, ELSEWHERE_BELOW
 from probes.measures import MEASURES, MeasureEntry, text_of
+from probes.number_text import per_cent
 from probes.registry import PROBES, ProbeEntry
 from probes.schemas.columns import Schema
 from probes.tables import SCHEMAS
@@ -50,7 +51,7 @@ What each head is called. A head gets the label of a class if all of this holds:
    after correction for chance;
 3. its shape is right: its own cells have {c.dominance:g} times what the neighbouring cells have;
    `previous` and `current` also have {c.margin:g} more than both their neighbours together; and in
-   no more than {c.elsewhere_share:.0%} of the rows of a `first` there is less than {elsewhere:g} on
+   no more than {elsewhere_share} of the rows of a `first` there is less than {elsewhere:g} on
    key 0;
 4. the next class is {c.margin:g} or more behind: `first` is compared on the rows of the other
    class, every other one on its own rows.
@@ -123,7 +124,9 @@ def label_section() -> str:
         shown = f"{name} (reversal, on that task)" if name == "sources" else name
         strong, weak = (CUTS.of(name, strength) for strength in ("strong", "weak"))
         rows.append(f"| {shown} | {effect} | {strong:g} | {weak:g} |")
-    return LABELS.format(c=CUTS, elsewhere=ELSEWHERE_BELOW) + "\n".join(rows)
+    return LABELS.format(
+        c=CUTS, elsewhere=ELSEWHERE_BELOW, elsewhere_share=per_cent(CUTS.elsewhere_share)
+    ) + "\n".join(rows)
 
 
 def measure_section(entry: MeasureEntry) -> str:

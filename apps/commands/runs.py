@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apps.commands.arguments import fill_in
-from apps.console import grouped, in_bytes, one_line, say, say_table
+from apps.console import one_line, say, say_table
 from lab.manifest import MANIFEST
 from lab.runs import (
     CHECKPOINTS,
@@ -20,6 +20,7 @@ from lab.runs import (
     runs_home,
     step_name,
 )
+from probes.number_text import MISSING, decimals, grouped, in_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +74,14 @@ def row_of(run: Run) -> list[str]:
 def exact_match_text(run: Run) -> str:
     """Return the last exact-match that training measured."""
     if METRICS not in run.files:  # as in a pruned model, which was not trained
-        return "-"
+        return MISSING
     try:
         found = [row["exact_match"] for row in run.metrics()]
     except ValueError as error:
         logger.warning("metrics of run %s: %s", run.name, error)
         return "damaged"
     measured = [value for value in found if not math.isnan(value)]
-    return f"{measured[-1]:.3f}" if measured else "-"
+    return decimals(measured[-1], 3) if measured else MISSING
 
 
 def is_resumable(run: Run) -> bool:

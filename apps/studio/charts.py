@@ -12,6 +12,7 @@ import altair as alt
 import pandas as pd
 
 from lab.naming import head_label
+from probes.number_text import decimals, per_cent
 
 INK = "#16212e"
 MUTED = "#45525f"
@@ -100,7 +101,7 @@ def head_grid(
                 "layer": str(row["layer"]),
                 "head": str(row["head"]),
                 "score": score,
-                "text": "n/a" if score is None else f"{score:.2f}",
+                "text": decimals(score, missing="n/a"),
                 "label": labels.get(name, ""),
                 "dark": score is not None and (score - low) > 0.55 * (high - low),
                 "state": "ablated" if name in ablated else "intact",
@@ -308,19 +309,6 @@ def answer_strip(rows: Mapping[str, Sequence[str]], expected: Sequence[str]) -> 
     return styled(alt.layer(cells, letters, marks), width, 36 * len(rows))
 
 
-def per_cent(probability: float) -> str:
-    """Write a probability; what is not quite nothing or all is not called so.
-
-    >>> per_cent(0.009), per_cent(0.00009), per_cent(0.99999), per_cent(1.0)
-    ('0.9 %', '<0.1 %', '>99.9 %', '100.0 %')
-    """
-    if 0.0 < probability < 0.0005:
-        return "<0.1 %"
-    if 0.9995 <= probability < 1.0:
-        return ">99.9 %"
-    return f"{100 * probability:.1f} %"
-
-
 def token_bars(rows: Sequence[Mapping[str, Any]], kind: str, expected: str) -> alt.LayerChart:
     """Draw the probabilities of the next token as bars from 0 to 1; the right one is marked.
 
@@ -335,7 +323,7 @@ def token_bars(rows: Sequence[Mapping[str, Any]], kind: str, expected: str) -> a
         {
             "token": row["token"],
             "probability": row[column],
-            "text": per_cent(row[column]) + (" right" if row["token"] == expected else ""),
+            "text": per_cent(row[column], 1) + (" right" if row["token"] == expected else ""),
             "right": row["token"] == expected,
         }
         for row in rows

@@ -7,8 +7,9 @@ intervals which head is redundant.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apps.terminal.ablation_table import interval, signed
+from apps.terminal.ablation_table import change_cells, interval_of
 from lab.naming import counted, head_label
+from probes.number_text import change
 
 Row = Mapping[str, Any]
 
@@ -37,9 +38,9 @@ def joint_sentence(rows: Sequence[Row]) -> str:
     """
     group, heads = rows[0], rows[1:]
     costs = (
-        f"Together these {len(heads)} heads change the loss by {signed(group['delta'])} nats "
-        f"(95 % interval {interval(group)}, {counted(group['n_sequences'], 'sequence')}); one by "
-        f"one it adds up to {signed(group['singles'])}."
+        f"Together these {len(heads)} heads change the loss by {change(group['delta'])} nats "
+        f"(95 % interval {interval_of(group)}, {counted(group['n_sequences'], 'sequence')}); "
+        f"one by one it adds up to {change(group['singles'])}."
     )
     if group["verdict"] == "useless" and all(row["verdict"] == "useless" for row in heads):
         return f"{costs} They can all go: nothing is missed."
@@ -60,15 +61,14 @@ def joint_rows(rows: Sequence[Row]) -> list[list[str]]:
         *(
             [
                 name_of(row),
-                signed(row["delta"]),
-                interval(row),
-                signed(row["last"]),
+                *change_cells(row),
+                change(row["last"]),
                 row["verdict"],
             ]
             for row in heads
         ),
-        ["one by one, added up", signed(group["singles"]), "", "", ""],
-        ["all together", signed(group["delta"]), interval(group), "", group["verdict"]],
+        ["one by one, added up", change(group["singles"]), "", "", ""],
+        ["all together", change(group["delta"]), interval_of(group), "", group["verdict"]],
     ]
 
 

@@ -15,6 +15,7 @@ from apps.studio.address import View, all_heads, click_complaints, complaints
 from lab.naming import counted, head_label
 from probes.head_classes import shown_label
 from probes.labels.evidence_card import card_facts, card_title
+from probes.number_text import decimals
 
 Columns = list[tuple[str, str, dict[str, Any]]]
 """What each model is called, the class of its column, its numbers; and what changes."""
@@ -113,7 +114,7 @@ def head_scores(scene: Scene) -> None:
         ablate=scene.ablate,
         alt_text=f"Grid of heads, layer by head, coloured by {probe['title']}",
     )
-    chance = "n/a" if probe["chance"] is None else f"{probe['chance']:.2f}"
+    chance = decimals(probe["chance"], missing="n/a")
     widgets.note(
         "probe",
         f"{probe['summary']} Mean attention there, in the intact model; a head that looks "

@@ -8,6 +8,7 @@ import csv
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import altair as alt
 import pandas as pd
 
 from apps.studio.charts import BASELINE, INK, LINE, styled
-from apps.studio.tables import share
 from lab.naming import counted
+from probes.number_text import interval, per_cent, read_number, with_range
 
 Row = Mapping[str, Any]
+
+share = partial(per_cent, digits=1)
 
 FILE = "pruning.csv"
 """Name of the curve among the files of a run's report."""
@@ -77,7 +80,7 @@ def curve_of(rows: Iterable[Row], spare: Iterable[Row]) -> Curve | None:
         steps=tuple(
             {
                 "n_removed": float(row["n_removed"]),
-                **{name: number(row[name]) for name in ("held_out", "ci_low", "ci_high")},
+                **{name: read_number(row[name]) for name in ("held_out", "ci_low", "ci_high")},
                 "low": min(drawn.get(int(row["n_removed"]), [math.nan])),
                 "high": max(drawn.get(int(row["n_removed"]), [math.nan])),
             }
@@ -88,7 +91,7 @@ def curve_of(rows: Iterable[Row], spare: Iterable[Row]) -> Curve | None:
         n_sequences=int(own[0]["n_sequences"]),
         spare={
             (row["order"], float(row["within"])): {
-                name: number(row[name]) for name in ("removable", "low", "high")
+                name: read_number(row[name]) for name in ("removable", "low", "high")
             }
             for row in spare
             if row["metric"] == METRIC
@@ -96,16 +99,11 @@ def curve_of(rows: Iterable[Row], spare: Iterable[Row]) -> Curve | None:
     )
 
 
-def number(value: Any) -> float:
-    """Return a number of a table; a missing one as NaN."""
-    return math.nan if value in (None, "") else float(value)
-
-
 def step_words(curve: Curve, step: int) -> str:
     """Say what is left at a step of the curve."""
     at = curve.steps[step]
     gone = counted(len(curve.gone[step]), "head")
-    ends = f"{share(at['ci_low'])} to {share(at['ci_high'])}"
+    ends = interval(at["ci_low"], at["ci_high"], share)
     return (
         f"{gone} gone: exact match {share(at['held_out'])} (95 % interval {ends}) on "
         f"{counted(curve.n_sequences, 'held-out sequence')}."
@@ -118,18 +116,17 @@ def spare_rows(curve: Curve) -> list[list[str]]:
     for order, title in ((ORDER, "greedy order"), ("random", "random orders: median (range)")):
         own = [curve.spare.get((order, within)) for within in WITHIN]
         if any(own):
-            rows.append([title, *("0" if at is None else spare_words(at) for at in own)])
+            rows.append([title, *(spare_words(order, at) for at in own)])
     return rows
 
 
-def spare_words(at: Mapping[str, float]) -> str:
-    """Write how many heads can go; of several orders the median and the range.
-
-    >>> spare_words({"removable": 3.0, "low": 1.0, "high": 6.0})
-    '3 (1 to 6)'
-    """
-    one = f"{at['removable']:g}"
-    return one if at["low"] == at["high"] else f"{one} ({at['low']:g} to {at['high']:g})"
+def spare_words(order: str, at: Mapping[str, float] | None) -> str:
+    """Write how many heads can go; of random orders the median and the range."""
+    if at is None:
+        return "0"
+    if order == ORDER:
+        return f"{at['removable']:g}"
+    return with_range(at["removable"], at["low"], at["high"])
 
 
 def curve_chart(curve: Curve, chosen: int) -> Any:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from probes.number_text import change, interval, nats, per_cent, points
+
 METRICS: tuple[tuple[str, str], ...] = (
     ("loss", "Loss"),
     ("exact_match", "Exact match"),
@@ -13,27 +15,8 @@ METRICS: tuple[tuple[str, str], ...] = (
 
 
 def shown(metric: str, value: float) -> str:
-    """Write one number: a loss in nats, a share as per cent.
-
-    >>> shown("loss", 2.31), shown("loss", 0.000016), shown("exact_match", 0.123)
-    ('2.3100 nats', '0.000016 nats', '12.3 %')
-    """
-    if metric != "loss":
-        return share(value)
-    if 0 < value < 1e-6:
-        return "below 0.000001 nats"
-    return f"{value:.4f} nats" if value >= 0.001 else f"{value:.6f} nats"
-
-
-def share(value: float) -> str:
-    """Write a share as per cent; all and none are said of nothing less.
-
-    >>> share(1.0), share(0.9995), share(0.5)
-    ('100.0 %', '99.95 %', '50.0 %')
-    """
-    texts = [f"{100 * value:.{digits}f} %" for digits in (1, 2, 3)]
-    honest = [text for text in texts if value in (0.0, 1.0) or 0 < float(text[:-2]) < 100]
-    return honest[0] if honest else texts[-1]
+    """Write a metric: a loss in nats, a share as per cent."""
+    return nats(value) if metric == "loss" else per_cent(value, 1)
 
 
 def comparison(
@@ -62,33 +45,13 @@ def comparison(
     return f'<table class="comparison">{top}<tbody>{rows}</tbody></table>'
 
 
-def change_cell(metric: str, change: Mapping[str, float | None]) -> str:
+def change_cell(metric: str, row: Mapping[str, float | None]) -> str:
     """Return the cell of a change, its interval in a smaller line below."""
-    delta, low, high = (changed(metric, change[end]) for end in ("delta", "ci_low", "ci_high"))
-    unit = "nats" if metric == "loss" else "points"
+    write, unit = (change, "nats") if metric == "loss" else (points, "points")
     return (
-        f'<td class="change" data-change="{metric}">{delta} {unit}'
-        f"<small>{low} to {high}</small></td>"
+        f'<td class="change" data-change="{metric}">{write(row["delta"])} {unit}'
+        f"<small>{interval(row['ci_low'], row['ci_high'], write)}</small></td>"
     )
-
-
-def changed(metric: str, value: float | None) -> str:
-    """Write a change with its sign: of a loss in nats, of a share in points of per cent.
-
-    >>> changed("loss", 2.31), changed("loss", 0.00012), changed("exact_match", -0.123)
-    ('+2.3100', '+0.000120', '-12.3')
-    >>> changed("loss", 0.0), changed("loss", None)
-    ('0', '-')
-    """
-    if value is None:
-        return "-"
-    if not value:
-        return "0"
-    if metric != "loss":
-        return f"{100 * value:+.1f}" if abs(value) >= 0.0005 else f"{100 * value:+.3f}"
-    if abs(value) < 1e-6:
-        return f"{value:+.0e}"
-    return f"{value:+.4f}" if abs(value) >= 0.001 else f"{value:+.6f}"
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,9 +6,10 @@ Everything printed is a row of the tables of `probes`, as plain data. No torch.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apps.console import grouped, say, say_table
+from apps.console import say, say_table
 from lab.naming import counted, head_label
 from probes.head_classes import shown_label
+from probes.number_text import MISSING, change, decimals, grouped, interval, per_cent
 
 Row = Mapping[str, Any]
 
@@ -20,9 +21,6 @@ TOP = 20
 
 INTERACTS = 0.01
 """Pairs that stay below this share of the largest interaction are counted, not shown."""
-
-SMALL = 0.001
-"""Changes below this are written with a power of ten: four decimals would hide them."""
 
 LOWER_BOUND = (
     "A single head's change is a lower bound of what it does: another head may stand in for it."
@@ -55,11 +53,11 @@ def say_sweep(rows: Sequence[Row], *, everything: bool = False) -> None:
         "95 % interval\nof the change",
     ]
     header += [metric_title(row) for row in sets[0][1:]]
-    baseline = ["nothing", number(rows[0]["baseline"]), "-", "-"]
-    lines = [[*baseline, *(number(row["baseline"]) for row in sets[0][1:])]]
+    baseline = ["nothing", metric(rows[0]["baseline"]), MISSING, MISSING]
+    lines = [[*baseline, *(metric(row["baseline"]) for row in sets[0][1:])]]
     for own in shown:
-        lines.append([without(own[0]), number(own[0]["ablated"]), *change(own[0])])
-        lines[-1] += [number(row["ablated"]) for row in own[1:]]
+        lines.append([without(own[0]), metric(own[0]["ablated"]), *change_cells(own[0])])
+        lines[-1] += [metric(row["ablated"]) for row in own[1:]]
     say_table(header, lines, words=(0, 3))
     if len(shown) < len(sets):
         hidden = grouped(len(sets) - len(shown))
@@ -73,7 +71,7 @@ def say_set(rows: Sequence[Row]) -> None:
     say(f"ablated together: {rows[0]['heads'].replace(',', ', ')}")
     say()
     lines = [
-        [metric_title(row), number(row["baseline"]), number(row["ablated"]), *change(row)]
+        [metric_title(row), metric(row["baseline"]), metric(row["ablated"]), *change_cells(row)]
         for row in rows
     ]
     header = ["", "baseline", "ablated", "change", "95 % interval\nof the change"]
@@ -96,8 +94,8 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
         [
             f"{head_label(row['layer'], row['head'])} "
             f"{head_label(row['other_layer'], row['other_head'])}",
-            *(signed(row[name]) for name in ("first", "second", "joint", "interaction")),
-            interval(row),
+            *(change(row[name]) for name in ("first", "second", "joint", "interaction")),
+            interval_of(row),
         ]
         for row in shown
     ]
@@ -129,11 +127,10 @@ def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
             [
                 group_name(row["group"], task),
                 f"{len(row['heads'].split(','))}",
-                signed(row["delta"]),
-                interval(row),
-                signed(row["singles"]),
-                signed(row["control"]),
-                "-" if row["control_in_layers"] is None else f"{row['control_in_layers']:.0%}",
+                *change_cells(row),
+                change(row["singles"]),
+                change(row["control"]),
+                MISSING if row["control_in_layers"] is None else per_cent(row["control_in_layers"]),
             ]
             for row in groups
         ],
@@ -146,9 +143,8 @@ def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
             [
                 head_label(row["layer"], row["head"]),
                 group_name(row["group"], task),
-                signed(row["delta"]),
-                interval(row),
-                signed(row["last"]),
+                *change_cells(row),
+                change(row["last"]),
                 row["verdict"],
             ]
             for row in rows
@@ -188,38 +184,19 @@ def without(row: Row) -> str:
     return head_label(row["layer"], row["head"])
 
 
-def change(row: Row) -> list[str]:
+def change_cells(row: Row) -> list[str]:
     """Write a change and its interval as two cells."""
-    return [signed(row["delta"]), interval(row)]
+    return [change(row["delta"]), interval_of(row)]
 
 
-def interval(row: Row) -> str:
-    """Write an interval; a dash where there is none, as of one sequence.
-
-    >>> interval({"ci_low": -0.5, "ci_high": 1.0})
-    '-0.5000 to +1.0000'
-    """
-    if row["ci_low"] is None:
-        return "-"
-    return f"{signed(row['ci_low'])} to {signed(row['ci_high'])}"
+def interval_of(row: Row) -> str:
+    """Write the interval of a change."""
+    return interval(row["ci_low"], row["ci_high"], change)
 
 
-def signed(value: float | None) -> str:
-    """Write a change with its sign; a missing one as a dash, and no small one as 0.
-
-    >>> signed(-0.25), signed(-0.00001234), signed(0.0)
-    ('-0.2500', '-1.2e-05', '0')
-    """
-    if value is None:
-        return "-"
-    if not value:
-        return "0"
-    return f"{value:+.1e}" if abs(value) < SMALL else f"{value:+.4f}"
-
-
-def number(value: float | None) -> str:
-    """Write a metric; a missing one as a dash."""
-    return "-" if value is None else f"{value:.4f}"
+def metric(value: float | None) -> str:
+    """Write a metric."""
+    return decimals(value, 4)
 
 
 def metric_name(row: Row) -> str:

@@ -1,10 +1,10 @@
 """The card of the labels in a terminal: grades, confusions, recall by gain, false positives."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from apps.console import grouped, say, say_table
+from apps.console import say, say_table
+from probes.number_text import decimals, grouped, per_cent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,9 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
     say(f"share of heads that {ours} calls by their name, by what is hard about them")
     say()
     variants = card.variants[card.variants["labeler"] == ours].to_dict("records")
-    rows = [[row["variant"], grouped(row["n_heads"]), shown(row["right"])] for row in variants]
+    rows = [
+        [row["variant"], grouped(row["n_heads"]), decimals(row["right"], 3)] for row in variants
+    ]
     say_table(["", "heads", "right"], rows)
     say()
     say(f"share of heads that {ours} calls by their name, by gain (a target scores that much more)")
@@ -48,8 +50,8 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
         [
             row["flag"],
             grouped(row["n_heads"]),
-            shown(row["precision"]),
-            shown(row["recall"]),
+            decimals(row["precision"], 3),
+            decimals(row["recall"], 3),
             row["meaning"],
         ]
         for row in card.flags.to_dict("records")
@@ -63,7 +65,7 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
             row["labeler"],
             grouped(row["n_heads"]),
             grouped(row["n_labelled"]),
-            f"{row['rate']:.1%}",
+            per_cent(row["rate"], 1),
         ]
         for row in card.false_positives.to_dict("records")
     ]
@@ -80,7 +82,7 @@ def say_grades(grades: "pd.DataFrame", labelers: Sequence[str]) -> None:
         by = of.set_index("labeler").loc[list(labelers)]
         row = [str(name), grouped(int(by["n_heads"].iloc[0]))]
         for numbers in by[["precision", "recall", "f1", "pr_auc"]].to_numpy():
-            row += [shown(number) for number in numbers]
+            row += [decimals(number, 3) for number in numbers]
         rows.append(row)
     say_table(header, rows)
 
@@ -101,16 +103,5 @@ def say_recall(recall: "pd.DataFrame") -> None:
     for row in recall.to_dict("records"):
         found.setdefault(row["truth"], {})[row["beta"]] = row["recall"]
     gains = sorted({gain for of in found.values() for gain in of})
-    rows = [
-        [truth, *(shown(of.get(gain, math.nan)) for gain in gains)] for truth, of in found.items()
-    ]
+    rows = [[truth, *(decimals(of.get(gain), 3) for gain in gains)] for truth, of in found.items()]
     say_table(["class", *(f"{gain:g}" for gain in gains)], rows)
-
-
-def shown(number: float) -> str:
-    """Write a share; a missing one as a dash.
-
-    >>> shown(0.98765), shown(float("nan"))
-    ('0.988', '-')
-    """
-    return "-" if math.isnan(number) else f"{number:.3f}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from apps.console import say, say_table
 from lab.naming import counted, head_label
+from probes.number_text import decimals, interval, signed
 
 Row = Mapping[str, Any]
 
@@ -78,16 +79,13 @@ def summary(rows: Sequence[Row]) -> str:
 
 def cells(row: Row, frozen: bool) -> list[str]:
     """Write one row: what was ablated, and what that did to a target and to the loss."""
-    interval = "-"
-    if row["ci_low"] is not None:
-        interval = f"{row['ci_low']:+.2f} to {row['ci_high']:+.2f}"
     return [
         target_of(row),
         without(row),
-        shown(row["previous"]),
+        decimals(row["previous"]),
         f"{row['baseline']:.2f}, {row['ablated']:.2f}",
         signed(row["drop"]),
-        interval,
+        interval(row["ci_low"], row["ci_high"], signed),
         signed(row["control"]),
         signed(row["loss_delta"]),
         signed(row["loss_control"]),
@@ -110,13 +108,3 @@ def without(row: Row) -> str:
 def target_of(row: Row) -> str:
     """Name the head that is watched."""
     return head_label(row["target_layer"], row["target_head"])
-
-
-def signed(value: float | None) -> str:
-    """Write a change with its sign; a missing one as a dash."""
-    return "-" if value is None else f"{value:+.2f}"
-
-
-def shown(value: float | None) -> str:
-    """Write a score; a missing one as a dash."""
-    return "-" if value is None else f"{value:.2f}"

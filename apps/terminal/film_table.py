@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apps.console import grouped, say, say_table
-from apps.terminal.head_table import number, shown, title
+from apps.console import say, say_table
+from apps.terminal.head_table import title
 from lab.naming import head_label
+from probes.number_text import decimals, grouped, read_number
 
 Row = Mapping[str, Any]
 Who = tuple[int, int, str]
@@ -26,11 +27,11 @@ def say_film(film: Sequence[Row], onsets: Sequence[Row]) -> None:
     scores: dict[int, dict[Who, float]] = {}
     chance: dict[Who, float] = {}
     for row in film:
-        scores.setdefault(row["step"], {})[who(row)] = number(row["score"])
-        chance[who(row)] = number(row["chance"])
+        scores.setdefault(row["step"], {})[who(row)] = read_number(row["score"])
+        chance[who(row)] = read_number(row["chance"])
     header = ["step", *(f"{head_label(*w[:2])}\n{title(w[2])}" for w in columns)]
-    lines = [[grouped(step), *(shown(of[w]) for w in columns)] for step, of in scores.items()]
-    lines.append(["chance", *(shown(chance[w]) for w in columns)])
+    lines = [[grouped(step), *(decimals(of[w]) for w in columns)] for step, of in scores.items()]
+    lines.append(["chance", *(decimals(chance[w]) for w in columns)])
     say_table(header, lines)
     say()
     if not onsets:
@@ -84,7 +85,7 @@ def onset_cells(row: Row) -> list[str]:
         head_label(row["layer"], row["head"]),
         row["probe"],
         f"{grouped(row['step_before'])} and {grouped(row['step'])}",
-        f"{shown(row['score_before'])} to {shown(row['score'])}",
-        shown(row["highest"]),
-        shown(row["last"]),
+        f"{decimals(row['score_before'])} to {decimals(row['score'])}",
+        decimals(row["highest"]),
+        decimals(row["last"]),
     ]

@@ -1,11 +1,11 @@
 """The table of heads in a terminal: a row a head, a column a probe. No torch."""
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from apps.console import say_table
 from lab.naming import head_label
+from probes.number_text import decimals, read_number
 
 
 def say_head_table(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -19,30 +19,12 @@ def say_head_table(rows: Iterable[Mapping[str, Any]]) -> None:
     chance: dict[str, float] = {}
     for row in rows:
         label = head_label(int(row["layer"]), int(row["head"]))
-        scores.setdefault(label, {})[row["probe"]] = number(row["score"])
-        chance[row["probe"]] = number(row["chance"])
+        scores.setdefault(label, {})[row["probe"]] = read_number(row["score"])
+        chance[row["probe"]] = read_number(row["chance"])
     probes = list(chance)
-    lines = [[label, *(shown(of[name]) for name in probes)] for label, of in scores.items()]
-    lines.append(["chance", *(shown(chance[name]) for name in probes)])
+    lines = [[label, *(decimals(of[name]) for name in probes)] for label, of in scores.items()]
+    lines.append(["chance", *(decimals(chance[name]) for name in probes)])
     say_table(["head", *(title(name) for name in probes)], lines)
-
-
-def number(value: Any) -> float:
-    """Return a cell as a number; a missing one is NaN, as plain data or as a file has it.
-
-    >>> number(None), number(""), number("0.5")
-    (nan, nan, 0.5)
-    """
-    return math.nan if value is None or value == "" else float(value)
-
-
-def shown(score: float) -> str:
-    """Write a score; a missing one as a dash.
-
-    >>> shown(0.976), shown(float("nan"))
-    ('0.98', '-')
-    """
-    return "-" if math.isnan(score) else f"{score:.2f}"
 
 
 def title(probe: str) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apps.console import say, say_facts, say_table
-from apps.terminal.ablation_table import FEW_HEADS, TOP, interval, metric_name, signed
+from apps.terminal.ablation_table import FEW_HEADS, TOP, change_cells, metric_name
 from lab.naming import counted, head_label
+from probes.number_text import decimals, interval, signed, significant
 
 Row = Mapping[str, Any]
 
@@ -34,10 +35,10 @@ def say_importance(
     lines = [
         [
             head_label(row["layer"], row["head"]),
-            *([] if own is None else [signed(own["delta"]), interval(own)]),
-            *([] if own is None else [digits(own["estimate"])]),
-            digits(row["importance"]),
-            span(row),
+            *([] if own is None else change_cells(own)),
+            *([] if own is None else [significant(own["estimate"])]),
+            significant(row["importance"]),
+            interval(row["ci_low"], row["ci_high"], significant),
         ]
         for row, own in shown
     ]
@@ -58,10 +59,10 @@ def say_agreement(rows: Sequence[Row]) -> None:
             [
                 row["estimator"],
                 row["compared_with"],
-                "-" if row["spearman"] is None else f"{row['spearman']:+.2f}",
-                "-" if row["ci_low"] is None else f"{row['ci_low']:+.2f} to {row['ci_high']:+.2f}",
+                signed(row["spearman"]),
+                interval(row["ci_low"], row["ci_high"], signed),
                 f"{row['shared']} of {row['top']}",
-                f"{row['shared_chance']:.1f}",
+                decimals(row["shared_chance"], 1),
             ]
             for row in rows
         ],
@@ -72,19 +73,3 @@ def say_agreement(rows: Sequence[Row]) -> None:
 def size(row: Row, own: Row | None) -> float:
     """Return what heads are sorted by: the exact change, else the importance."""
     return abs(row["importance"] or 0.0) if own is None else abs(own["delta"])
-
-
-def span(row: Row) -> str:
-    """Write the interval of an importance; a dash where there is none, as of one sequence.
-
-    >>> span({"ci_low": 0.25, "ci_high": 1.5}), span({"ci_low": None, "ci_high": None})
-    ('0.25 to 1.5', '-')
-    """
-    if row["ci_low"] is None:
-        return "-"
-    return f"{digits(row['ci_low'])} to {digits(row['ci_high'])}"
-
-
-def digits(value: float | None) -> str:
-    """Write a number of any size; a missing one as a dash."""
-    return "-" if value is None else f"{value:.3g}"

@@ -6,11 +6,11 @@ Everything printed is a row of the tables of `probes.labels.study`, as plain dat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apps.console import grouped, say, say_facts, say_table
-from apps.terminal.head_table import shown
+from apps.console import say, say_facts, say_table
 from lab.naming import head_label
 from probes.head_classes import LABEL_NAMES, OTHERS, shown_label
 from probes.labels.evidence_card import card_facts, card_title
+from probes.number_text import MISSING, decimals, grouped, interval, small_probability
 
 Row = Mapping[str, Any]
 
@@ -123,13 +123,13 @@ def label_cells(row: Row, task: str | None) -> list[str]:
     return [
         head_label(row["layer"], row["head"]),
         f"{label}{strength}",
-        number(row["score"]),
-        number(row["control"]),
-        number(row["effect"]),
-        interval(row),
-        number(row["chance"]),
+        decimals(row["score"]),
+        decimals(row["control"]),
+        decimals(row["effect"]),
+        interval(row["ci_low"], row["ci_high"]),
+        decimals(row["chance"]),
         # Of another class than the numbers beside it, the test says nothing here.
-        small(row["q_value"] if row["tested"] == row["probe"] else None),
+        small_probability(row["q_value"] if row["tested"] == row["probe"] else None),
         runner_up(row),
         note(row, task),
     ]
@@ -137,7 +137,7 @@ def label_cells(row: Row, task: str | None) -> list[str]:
 
 def runner_up(row: Row) -> str:
     """Return the class that comes next, with its score."""
-    return f"{row['runner_up']} {number(row['runner_up_score'])}" if row["runner_up"] else "-"
+    return f"{row['runner_up']} {decimals(row['runner_up_score'])}" if row["runner_up"] else MISSING
 
 
 def note(row: Row, task: str | None) -> str:
@@ -150,29 +150,6 @@ def note(row: Row, task: str | None) -> str:
         more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
         parts.append(f"like {' '.join(names[:FEW_NAMES])}{more}")
     return ", ".join(parts)
-
-
-def interval(row: Row) -> str:
-    """Return the interval of the effect."""
-    if row["ci_low"] is None:
-        return "-"
-    return f"{row['ci_low']:.2f} to {row['ci_high']:.2f}"
-
-
-def number(value: float | None) -> str:
-    """Write a number; a missing one as a dash."""
-    return "-" if value is None else shown(value)
-
-
-def small(value: float | None) -> str:
-    """Write a probability of chance.
-
-    >>> small(0.0301), small(0.00002), small(None)
-    ('0.030', '<0.001', '-')
-    """
-    if value is None:
-        return "-"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def say_card(row: Row, evidence: Sequence[Row], task: str | None = None) -> None:
@@ -195,12 +172,12 @@ def evidence_cells(row: Row, task: str | None) -> list[str]:
     """Return a line of the evidence on a class."""
     return [
         shown_label(row["probe"], task),
-        number(row["score"]),
-        number(row["control"]),
-        number(row["effect"]),
-        interval(row),
-        number(row["chance"]),
-        number(row["kappa"]),
-        small(row["q_value"]),
+        decimals(row["score"]),
+        decimals(row["control"]),
+        decimals(row["effect"]),
+        interval(row["ci_low"], row["ci_high"]),
+        decimals(row["chance"]),
+        decimals(row["kappa"]),
+        small_probability(row["q_value"]),
         row["why_not"] or "",
     ]

@@ -3,25 +3,30 @@
 Everything printed is a row of the tables of `probes`, or a certificate, as plain data.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from apps.console import grouped, in_bytes, say, say_table
-from apps.terminal.ablation_table import metric_name, metric_title, number
-from apps.terminal.head_table import shown
+from apps.console import say, say_table
+from apps.terminal.ablation_table import metric, metric_name, metric_title
 from apps.terminal.label_table import FEW_HEADS
 from lab.naming import counted, head_label
 from probes.head_classes import shown_label
+from probes.number_text import (
+    MISSING,
+    decimals,
+    grouped,
+    in_bytes,
+    interval,
+    per_cent,
+    perplexity,
+    with_range,
+)
 
 if TYPE_CHECKING:
     from lab.evaluation import Evaluation
     from probes.pruning.removing import ParityCertificate
 
 Row = Mapping[str, Any]
-
-LARGEST = math.log(1e9)
-"""Up to this loss, in nats, perplexity is written as a number."""
 
 FEW_NAMES = 4
 """Heads of a step are named up to so many, else counted."""
@@ -38,7 +43,7 @@ def say_curve(rows: Sequence[Row], band: Sequence[Row], *, text: bool = False) -
         text: Whether sequences are text, whose loss is read as perplexity, too.
     """
     in_nats = text and rows[0]["metric"] == "loss"
-    write = perplexity if in_nats else number
+    write = perplexity if in_nats else metric
     beside = {row["n_removed"]: row for row in band}
     n_orders = max((row["n_orders"] for row in band), default=0)
     nats = ["loss\nheld out\n(nats)"] if in_nats else []
@@ -55,39 +60,20 @@ def say_curve(rows: Sequence[Row], band: Sequence[Row], *, text: bool = False) -
             [
                 grouped(row["n_kept"]),
                 row["removed"] if len(names) <= FEW_NAMES else counted(len(names), "head"),
-                *([number(row["held_out"])] if in_nats else []),
+                *([metric(row["held_out"])] if in_nats else []),
                 write(row["selection"]),
                 write(row["held_out"]),
-                *(["-"] if row["ci_low"] is None else [" to ".join(map(write, ends(row)))]),
+                interval(row["ci_low"], row["ci_high"], write),
                 grouped(row["n_parameters"]),
             ]
         )
         if band:
             of = ("median", "low", "high")
-            lines[-1] += ["-"] * 3 if drawn is None else [write(drawn[name]) for name in of]
+            lines[-1] += [MISSING] * 3 if drawn is None else [write(drawn[name]) for name in of]
     title = "perplexity, exp(loss)," if in_nats else metric_title(rows[0])
     say(f"{title} after each removal, order {order_of(rows[0])}")
     say()
     say_table(header, lines, words=(1, header.index("95 % interval")))
-
-
-def ends(row: Row) -> tuple[float, float]:
-    """Return the two ends of an interval."""
-    return row["ci_low"], row["ci_high"]
-
-
-def perplexity(loss: float | None) -> str:
-    """Write exp(loss), of a loss in nats.
-
-    >>> perplexity(3.0496), perplexity(10.6165), perplexity(1e4), perplexity(None)
-    ('21.1', '40,803', '>1e9', '-')
-    """
-    if loss is None:
-        return "-"
-    if loss > LARGEST:
-        return ">1e9"
-    value = math.exp(loss)
-    return f"{value:,.1f}" if value < 1_000 else f"{value:,.0f}"
 
 
 def say_removable(rows: Sequence[Row]) -> None:
@@ -101,7 +87,7 @@ def say_removable(rows: Sequence[Row]) -> None:
     say(f"heads that can go, of {rows[0]['n_heads']}, where held out is worse by at most{of_them}")
     say()
     say_table(
-        ["metric", "order", *(f"{share:.0%}" for share in shares)],
+        ["metric", "order", *(per_cent(share) for share in shares)],
         [
             [*names, *(spare(own[share]) if share in own else "0" for share in shares)]
             for names, own in of.items()
@@ -113,8 +99,8 @@ def say_removable(rows: Sequence[Row]) -> None:
 def spare(row: Row) -> str:
     """Write how many heads an order can spare; of random ones the median and the range."""
     if row["n_orders"] == 1:
-        return f"{row['removable']:.0f}"
-    return f"{row['removable']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
+        return f"{row['removable']:g}"
+    return with_range(row["removable"], row["low"], row["high"])
 
 
 def order_of(row: Row) -> str:
@@ -153,7 +139,7 @@ def say_certificate(proof: "ParityCertificate", measured: "Mapping[str, Evaluati
     say_table(
         ["", "loss\n(nats)", "token\naccuracy", "exact-match"],
         [
-            [name, *(number(x) for x in (of.loss, of.token_accuracy, of.exact_match))]
+            [name, *(metric(x) for x in (of.loss, of.token_accuracy, of.exact_match))]
             for name, of in measured.items()
         ],
     )
@@ -207,4 +193,4 @@ def did(row: Row, when: str, task: str | None) -> list[str]:
     """Return a head's label with its strength, and its score; when: "before_", or "" for now."""
     label = shown_label(row["before" if when else "label"], task)
     strength, score = row[f"{when}strength"], row[f"{when}score"]
-    return [f"{label} ({strength})" if strength else label, "-" if score is None else shown(score)]
+    return [f"{label} ({strength})" if strength else label, decimals(score)]

@@ -12,11 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from apps.console import grouped, is_main_process, remark, say_facts
+from apps.console import is_main_process, remark, say_facts
 from lab.config import TrainConfig
 from lab.manifest import MANIFEST
 from lab.naming import counted
 from lab.runs import CONFIG, checkpoint_steps, runs_home
+from probes.number_text import grouped
 
 if TYPE_CHECKING:
     from lab.evaluation import Evaluation

@@ -10,6 +10,7 @@ from typing import Any
 from lab.naming import counted, head_label
 from probes.head_classes import CLASSES_BY_NAME, shown_label
 from probes.labels.rules import CUTS
+from probes.number_text import decimals, interval, per_cent, significant
 
 Row = Mapping[str, Any]
 """A row of the labels table as `json_rows` gives it: None where a number is missing."""
@@ -37,7 +38,7 @@ def card_facts(row: Row) -> list[tuple[str, str]]:
         (f"score as {probe}", number(row["score"], "no row was scored")),
         ("chance", f"{number(row['chance'])} (kappa {number(row['kappa'])})"),
         ("control (other content)", number(row["control"], missing_control(probe))),
-        ("effect", f"{number(row['effect'])}{interval(row['ci_low'], row['ci_high'])}"),
+        ("effect", f"{number(row['effect'])}{interval_of(row)}"),
         ("content test", test_of(row)),
         ("runner-up", runner_up(row)),
     ]
@@ -79,22 +80,22 @@ def number(value: float | None, why_not: str = "no meaning here") -> str:
     >>> number(0.12345), number(None, "no test")
     ('0.123', 'n/a (no test)')
     """
-    return f"n/a ({why_not})" if value is None else f"{value:z.3f}"
+    return decimals(value, 3, missing=f"n/a ({why_not})")
 
 
 def share(value: float | None, of_what: str) -> str:
     """Write a share as per cent of something."""
-    return number(value) if value is None else f"{value:.0%} {of_what}"
+    return number(value) if value is None else f"{per_cent(value)} {of_what}"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Write an interval, or nothing where there is none."""
-    return "" if low is None or high is None else f" [{low:z.3f}, {high:z.3f}]"
+def interval_of(row: Row) -> str:
+    """Write the interval of an effect behind it; nothing where there is none."""
+    return "" if row["ci_low"] is None else f" ({interval(row['ci_low'], row['ci_high'], number)})"
 
 
 def several(row: Row, *names: str) -> str:
     """Write some numbers of a row beside each other."""
-    return " / ".join("n/a" if row[name] is None else f"{row[name]:z.3f}" for name in names)
+    return " / ".join(decimals(row[name], 3, missing="n/a") for name in names)
 
 
 def missing_control(probe: str) -> str:
@@ -110,10 +111,10 @@ def test_of(row: Row) -> str:
     name, lead = row["tested"], row["probe"]
     # A head that is no head of content shows the test that came out clearest.
     other = "" if name == lead else f" ({lead} is not tested: of content, this is clearest)"
+    q, p, p_max_t = (significant(row[value], 2) for value in ("q_value", "p_value", "p_max_t"))
     return (
-        f"as {name}{other}: q {row['q_value']:.2g}, p {row['p_value']:.2g}, "
-        f"max-T p {row['p_max_t']:.2g}; small values say that an effect is no luck, not that it is "
-        "large"
+        f"as {name}{other}: q {q}, p {p}, max-T p {p_max_t}; small values say that an effect is no "
+        "luck, not that it is large"
     )
 
 

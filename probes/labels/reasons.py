@@ -7,6 +7,7 @@ from typing import Any
 from probes.head_classes import CLASSES, CONTENT
 from probes.intervals import FEW_SEQUENCES
 from probes.labels.rules import Cuts, Decision
+from probes.number_text import interval
 from probes.registry import get_probe
 
 Row = Mapping[str, Any]
@@ -50,7 +51,8 @@ def of_class(row: Row, decision: Decision, cuts: Cuts) -> str:
         notes.append(f"{row['control']:z.2f} where nothing repeats")
     else:
         notes.append(f"by chance {row['chance']:.2f}")
-    notes.append(f"95 % interval{' of the difference' * (name in CONTENT)} {interval(row)}")
+    ends = interval(row["ci_low"], row["ci_high"])
+    notes.append(f"95 % interval{' of the difference' * (name in CONTENT)} {ends}")
     text += f" ({', '.join(notes)})"
     if name == "sources" and not math.isnan(row["control"]):
         finds = "content" if row["control"] < row["score"] / 2 else "position"
@@ -103,11 +105,6 @@ def asides(row: Row) -> list[str]:
     if row["label"] in CONTENT and math.isnan(row["q_value"]):
         found.append("All sequences agree or are too few: exact, no test.")
     return found
-
-
-def interval(row: Row) -> str:
-    """Return the interval of the effect."""
-    return f"{row['ci_low']:z.2f} to {row['ci_high']:z.2f}"
 
 
 def mixture_text(decision: Decision) -> str:

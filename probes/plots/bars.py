@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from lab.naming import head_label, unknown_name
 from probes.ablation.metrics import METRICS
 from probes.head_classes import LADDER
+from probes.number_text import FLAT, short_change
 from probes.plots.canvas import (
     BLUE,
     FAINT,
@@ -24,9 +25,6 @@ from probes.registry import SOURCE_PROBES, get_probe
 
 FEW_BARS = 16
 """Up to this many, bars have room for their numbers."""
-
-FLAT = 0.005
-"""Changes below this are bars that are not seen, and 0 with two decimals."""
 
 MANY_BARS = 60
 """Beyond this many, their names are small print."""
@@ -57,17 +55,6 @@ def change_axis(metric: str, unit: str) -> str:
     """Return the name of an axis along which a metric's changes are drawn upwards."""
     worse = {"lower": "up", "higher": "down", None: ""}[better_way(metric)]
     return change_label(metric, unit, worse)
-
-
-def change_text(value: float) -> str:
-    """Write a change beside its bar: a small one is not 0.
-
-    >>> change_text(7.52), change_text(-0.25), change_text(0.00013), change_text(0.0)
-    ('+7.52', '-0.25', '+1e-04', '0')
-    """
-    if not value:
-        return "0"
-    return f"{value:+.2f}" if abs(value) >= FLAT else f"{value:+.0e}"
 
 
 def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -138,7 +125,7 @@ def label_bars(ax: Axes, delta: np.ndarray, low: Sequence[float], high: Sequence
     for place, (change, bottom, top) in enumerate(zip(delta, low, high, strict=True)):
         up = abs(change) < FLAT or change > 0
         ax.annotate(
-            change_text(change),
+            short_change(change),
             (place, max(change, top) if up else min(change, bottom)),
             xytext=(0, 4 if up else -4),
             textcoords="offset points",

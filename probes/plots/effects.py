@@ -5,13 +5,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.naming import counted, head_label, unknown_name
+from probes.number_text import short_change
 from probes.plots.bars import (
     FEW_BARS,
     WIDEST,
     better_way,
     change_axis,
     change_label,
-    change_text,
     of_metric,
 )
 from probes.plots.canvas import (
@@ -107,7 +107,7 @@ def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Ax
         if np.isfinite(value):
             end = np.nanmax([value, high]) if value >= 0 else np.nanmin([value, low])
             ax.annotate(
-                change_text(value), (place, bottoms[place] + end),
+                short_change(value), (place, bottoms[place] + end),
                 xytext=(0, 4 if value >= 0 else -4),
                 textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
                 fontsize=9, color=INK,

@@ -17,6 +17,7 @@ from probes.ablation.redundancy import RedundancyPlan, head_redundancy, label_gr
 from probes.ablation.shapley import MOST_EXACT, shapley_values
 from probes.first_order.agreement import FirstOrderStudy, first_order_study
 from probes.head_classes import shown_label
+from probes.number_text import change, interval
 from probes.plots.canvas import figure_of
 from probes.pruning.curves import metric_for, pruning_curve, removable
 from probes.pruning.plan import PruningPlan
@@ -151,8 +152,8 @@ def redundancy_sentences(redundancy: pd.DataFrame, name_of: Mapping[str, str]) -
             continue
         cost = (
             f"The {len(heads)} {name} heads together change the {group['metric']} by "
-            f"{group['delta']:+.4g} {group['unit']} ({interval_text(group)}), one by one by "
-            f"{group['singles']:+.4g} in all"
+            f"{change(group['delta'])} {group['unit']} ({interval_text(group)}), one by one by "
+            f"{change(group['singles'])} in all"
         )
         spare = [row for row in heads if row["verdict"] == "redundant"]
         if spare:
@@ -169,4 +170,4 @@ def interval_text(row: Mapping[str, Any]) -> str:
     """Write the interval of a row."""
     if row["ci_low"] is None:
         return "one sequence, no interval"
-    return f"95 %: {row['ci_low']:+.4g} to {row['ci_high']:+.4g}"
+    return f"95 %: {interval(row['ci_low'], row['ci_high'], change)}"

@@ -11,6 +11,7 @@ import pandas as pd
 
 from lab.naming import article, head_label
 from probes.attention.maps import Map
+from probes.number_text import per_cent
 from probes.registry import ProbeEntry, get_probe, probe_names
 from probes.tables import json_rows, plain
 
@@ -52,10 +53,11 @@ def sentence_about(
         return "No head was scored: no probe found a row to look at."
     probe = get_probe(best["probe"])
     label = head_label(best["layer"], best["head"])
+    share, chance = per_cent(best["score"]), per_cent(best["chance"])
     if best["score"] < STANDS_OUT:
         return (
             f"No head stands out: the furthest above chance is {label}, which puts "
-            f"{best['score']:.0%} of its attention on {probe.target} (chance {best['chance']:.0%})."
+            f"{share} of its attention on {probe.target} (chance {chance})."
         )
     same = heads[(heads["probe"] == probe.name) & (heads["score"] >= STANDS_OUT)]
     others = len(same) - 1
@@ -64,8 +66,8 @@ def sentence_about(
     looks = f"looks like {article(kind)}" if kind else "stands out"
     return (
         f"{label} {looks} ({best['score']:.2f}): "
-        f"where it counts, it puts {best['score']:.0%} of its attention on {probe.target} "
-        f"(chance {best['chance']:.0%}){more}."
+        f"where it counts, it puts {share} of its attention on {probe.target} "
+        f"(chance {chance}){more}."
     )
 
 

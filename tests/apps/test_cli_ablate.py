@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from apps.terminal.ablation_table import signed
 from lab.checkpoint import load_model
 from lab.config import ModelConfig
 from lab.evaluation import Evaluation, evaluate
@@ -25,6 +24,7 @@ from probes.ablation.redundancy import RedundancyPlan, head_redundancy
 from probes.ablation.runs import Chunk, SequenceRuns
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors
+from probes.number_text import change
 from probes.reading.inputs import repeated_batch
 from probes.tables import json_rows
 
@@ -68,7 +68,7 @@ def metrics(result: Evaluation) -> list[str]:
 
 
 def interval(row: Mapping[str, float]) -> str:
-    return f"{signed(row['ci_low'])} to {signed(row['ci_high'])}"
+    return f"{change(row['ci_low'])} to {change(row['ci_high'])}"
 
 
 @pytest.mark.parametrize("written", [("L0H0", "L0H1"), ("L0H1,L0H0",)])
@@ -86,8 +86,8 @@ def test_some_heads_together_stand_beside_the_whole_model(
     shown = table(out)
     assert [row[0] for row in shown.values()] == metrics(whole)
     assert [row[1] for row in shown.values()] == metrics(ablated)
-    assert shown["loss (nats)"][2] == signed(ablated.loss - whole.loss)
-    assert shown["exact-match"][2] == signed(ablated.exact_match - whole.exact_match)
+    assert shown["loss (nats)"][2] == change(ablated.loss - whole.loss)
+    assert shown["exact-match"][2] == change(ablated.exact_match - whole.exact_match)
     frame = ablation_sweep(model, batch, sets=[[(0, 0), (0, 1)]])
     assert [row[3] for row in shown.values()] == [interval(row) for row in json_rows(frame)]
 
@@ -103,10 +103,10 @@ def test_without_heads_each_is_left_out_in_turn(headlab: Headlab, tiny_home: Pat
     assert shown["nothing"] == [f"{whole.loss:.4f}", "-", "-", *metrics(whole)[1:]]
     for name, gone in {"L0H1": [(0, 1)], "all of layer 0": [(0, 0), (0, 1)]}.items():
         left = evaluate(model, batch, gates=HeadGates.ablate(gone, like=model))
-        change = signed(left.loss - whole.loss)
+        rise = change(left.loss - whole.loss)
         assert [*shown[name][:2], *shown[name][3:]] == [
             metrics(left)[0],
-            change,
+            rise,
             *metrics(left)[1:],
         ]
     assert "lower bound" in out
@@ -190,7 +190,7 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
     assert "the other" not in everything
     numbers = json_rows(frame)[0]
     names = ("first", "second", "joint", "interaction")
-    expected = [*(signed(numbers[name]) for name in names), interval(numbers)]
+    expected = [*(change(numbers[name]) for name in names), interval(numbers)]
     assert shown["L0H0 L0H1"] == expected
 
 

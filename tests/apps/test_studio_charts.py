@@ -131,16 +131,16 @@ def test_numbers_are_written_with_the_digits_that_matter():
 
 
 def test_all_and_none_are_said_of_nothing_less():
-    shares = {1.0: "100.0 %", 0.9995: "99.95 %", 0.0005: "0.1 %", 0.0001: "0.01 %", 0.0: "0.0 %"}
+    shares = {1.0: "100.0 %", 0.9995: ">99.9 %", 0.0006: "0.1 %", 0.0001: "<0.1 %", 0.0: "0.0 %"}
     assert {value: tables.shown("exact_match", value) for value in shares} == shares
 
 
 def test_a_change_has_its_sign_its_unit_and_its_interval():
     values = {"loss": 1.0, "exact_match": 0.5, "token_accuracy": 0.25}
-    ends = {"delta": -0.5, "ci_low": -0.75, "ci_high": None}
+    ends = {"delta": -0.5, "ci_low": -0.75, "ci_high": -0.25}
     html = tables.comparison([("B", "baseline", values)], dict.fromkeys(values, ends))
-    assert "-0.5000 nats<small>-0.7500 to -</small>" in html
-    assert html.count("-50.0 points<small>-75.0 to -</small>") == 2
+    assert "-0.5000 nats<small>-0.7500 to -0.2500</small>" in html
+    assert html.count("-50.0 points<small>-75.0 to -25.0</small>") == 2
 
 
 def test_the_comparison_names_its_columns_and_escapes_them():

@@ -6,6 +6,7 @@ from apps.studio import effects, loaders, panels, pruning, tables, widgets
 from apps.studio.address import View, all_heads
 from apps.studio.panels import Scene
 from lab.naming import counted
+from probes.number_text import per_cent
 
 
 def draw(scene: Scene) -> None:
@@ -74,7 +75,7 @@ def how_small(view: View) -> None:
             icon=":material/checklist:",
         )
         st.text(f"Heads that can go, of {n_heads}, where exact match may fall by")
-        header = ["", *(f"{100 * within:g} %" for within in pruning.WITHIN)]
+        header = ["", *(per_cent(within) for within in pruning.WITHIN)]
         st.html(tables.plain_table(header, pruning.spare_rows(curve)))
     with left, st.container(key="curve"):
         st.altair_chart(

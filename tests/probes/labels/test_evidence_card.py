@@ -40,7 +40,7 @@ def test_small_numbers_have_no_sign_and_one_has_no_plural():
     own = row(effect=-0.0001, ci_low=-0.0002, ci_high=-0.0001, stripe=-0.0001, probe="duplicate",
               tested="duplicate", runner_up="first", n_rows=1, n_sequences=1)  # fmt: skip
     facts = dict(card_facts(own))
-    assert facts["effect"] == "0.000 [0.000, 0.000]"
+    assert facts["effect"] == "0.000 (0.000 to 0.000)"
     assert "is not tested" not in facts["content test"]
     assert facts["runner-up"].endswith("over the rows of duplicate")
     assert facts["measured on"].endswith("; 1 row of 1 sequence")
