@@ -130,7 +130,9 @@ def run_ablate(arguments: list[str]) -> int:
     chosen = scored_input(subject, form)
     ablation = ablation_of(subject, chosen, form.mode, value=form.value)
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
-    with long_work("ablating", *asked, device=subject.torch.device(model.cfg.device)) as work:
+    import torch
+
+    with long_work("ablating", *asked, device=torch.device(subject.model.cfg.device)) as work:
         frame = measured(form, subject, chosen, ablation, heads, work)
     facts = [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)]
     say_heading(subject.title, facts)
