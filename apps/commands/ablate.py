@@ -130,9 +130,9 @@ def run_ablate(arguments: list[str]) -> int:
     chosen = scored_input(subject, form)
     ablation = ablation_of(subject, chosen, form.mode, value=form.value)
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
-    import torch
+    from probes.reading.reads import model_device
 
-    with long_work("ablating", *asked, device=torch.device(subject.model.cfg.device)) as work:
+    with long_work("ablating", *asked, device=model_device(subject.model)) as work:
         frame = measured(form, subject, chosen, ablation, heads, work)
     facts = [*chosen.facts, *ablation_facts(chosen, form.mode, form.value)]
     say_heading(subject.title, facts)

@@ -421,3 +421,7 @@ def test_wrong_requests_are_refused(small_model, build_model, tmp_path):
         write_report(small_model, tmp_path / "r", n_sequences=0)
     with pytest.raises(ValueError, match=r"must have room for repeated blocks of 4 .*; give"):
         write_report(build_model(n_ctx=4), tmp_path / "r")
+
+
+def test_escaping_holds_inside_attributes():
+    assert page.text("\"'<&>") == "&quot;&#x27;&lt;&amp;&gt;"
