@@ -43,7 +43,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save_model(model: HookedGPT, path: str | Path) -> None:
-    """Write config, weights and tokenizer, if it is one of transformers, to a new folder.
+    """Write config, weights and a transformers tokenizer, if the model has one, to a new folder.
 
     Raises:
         ValueError: If the folder exists.

@@ -59,7 +59,7 @@ def require_text(name: str, value: object) -> None:
 
 
 def as_tuples(value: Any) -> Any:
-    """Return what JSON read as a list, or as a list of lists, as tuples; anything else as it is."""
+    """Return a list, or a list of lists, as tuples; anything else unchanged."""
     if not isinstance(value, list):
         return value
     return tuple(tuple(item) if isinstance(item, list) else item for item in value)

@@ -34,7 +34,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def final_name(path: Path) -> str:
-    """Return a path, itself maybe in folders of a temporary name, as it will be called.
+    """Return the path that a temporary one will have once it is renamed.
 
     >>> final_name(temporary_name(Path("home/run")) / "checkpoints")
     'home/run/checkpoints'
@@ -44,7 +44,7 @@ def final_name(path: Path) -> str:
 
 @contextlib.contextmanager
 def one_clear_error(place: Path) -> Iterator[None]:
-    """Turn whatever the system says about a place for output into one line with the remedy."""
+    """Turn an OSError about a place for output into one line with the remedy."""
     try:
         yield
     except OSError as error:

@@ -47,30 +47,31 @@ class Reference:
     """
 
     name: str
-    """What the set is called in tables, say 'reversal/reference/256'."""
+    """What the set is called in tables, for example 'reversal/reference/256'."""
     sha256: str
-    """Digest of what the means are of, so that two of one name cannot be mixed up: the tokens, the
-    model, and whether there is one mean a position."""
+    """Digest of the tokens, the model and whether means are per position, so that two sets of one
+    name cannot be mixed up."""
     z: Float[Tensor, "layer pos head d_head"]
     """Mean z, before W_O."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Donors:
-    """z of every head in several donor sequences: an ablated head says what it says there.
+    """z of every head in several donor sequences, which replaces an ablated head's own.
 
-    What a resample ablation does is the mean of what each donor does, never what their mean does.
+    The effect of a resample ablation is the mean of the effects of the donors, never the effect of
+    their mean.
     """
 
     name: str
-    """What the set is called in tables, say 'reversal/reference/8'."""
+    """What the set is called in tables, for example 'reversal/reference/8'."""
     sha256: str
     """Digest of the donors' tokens and the model, so that two of one name cannot be mixed up."""
     z: Float[Tensor, "donor layer pos head d_head"]
     """z of each donor, before W_O."""
 
     def references(self) -> tuple[Reference, ...]:
-        """Return each donor as what fills a gap: the i-th is called name/i."""
+        """Return each donor as a Reference; the i-th is called name/i."""
         return tuple(
             Reference(name=f"{self.name}/{i}", sha256=self.sha256, z=z)
             for i, z in enumerate(self.z)
@@ -87,7 +88,7 @@ class GateTensors:
     """What replaces z; None: zeros."""
 
     def __post_init__(self) -> None:
-        """Check that the two tensors speak of the same heads."""
+        """Check that the two tensors have the same layers and heads."""
         if self.fill is not None:
             same = self.fill.shape[::3] == self.g.shape[::3]
             require(same, "fill", "of as many layers and heads as g", tuple(self.fill.shape))
@@ -200,7 +201,7 @@ def at_positions(values: Tensor, positions: Positions) -> Tensor:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return what NumPy, pandas and torch call whole numbers as Python's; the rest as it is."""
+    """Return whole numbers of NumPy, pandas or torch as Python ints; anything else unchanged."""
     if not isinstance(values, Iterable) or isinstance(values, str):
         return values
     numbers = []

@@ -57,7 +57,7 @@ def head_label(layer: int, head: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write how many there are of something.
+    """Write a count with its noun.
 
     >>> counted(1, "sequence"), counted(1200, "token")
     ('1 sequence', '1,200 tokens')

@@ -77,7 +77,7 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Step of the weights: a pruned run's is the checkpoint's that it was made of, or later."""
+        """Step of the weights; in a pruned run, that of the checkpoint it was made of, or later."""
         return max(self.steps, default=self.config.steps)
 
     def checkpoint(self, step: int | None = None) -> Path:
@@ -124,7 +124,7 @@ def runs_home() -> Path:
 
 
 def step_name(step: int) -> str:
-    """Write a step the way its folder is called.
+    """Return the name of a step's folder.
 
     >>> step_name(100)
     'step-000100'

@@ -60,7 +60,7 @@ def saved_tokenizer(folder: Path, entries: Mapping[str, FileEntry]) -> Any | Non
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write the files of a tokenizer of transformers into a folder; nothing for another one.
+    """Write the files of a transformers tokenizer into a folder; for another kind, nothing.
 
     Raises:
         OSError: The place cannot be written or is full.
@@ -94,7 +94,7 @@ def adds_bos(tokenizer: Any) -> bool:
 
 
 def encode(tokenizer: Any, text: str, prepend_bos: bool) -> list[int]:
-    """Return the ids of a text; of special tokens only those that stand in it, and BOS if asked.
+    """Return the ids of a text: no special tokens but those written in it, and BOS if asked.
 
     Raises:
         ValueError: BOS is asked for and the tokenizer has none.

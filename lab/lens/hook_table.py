@@ -113,6 +113,6 @@ class NamedModules(dict[str, nn.Module]):
 
 
 def unknown_hook(name: str, modules: dict[str, nn.Module]) -> KeyError:
-    """Say that there is no such hook, and which one was probably meant."""
+    """Return the error for an unknown hook, with the closest names."""
     hooks = [known for known, module in modules.items() if isinstance(module, HookPoint)]
     return KeyError(unknown_name("hook", name, hooks))

@@ -63,7 +63,7 @@ def load_tl_checkpoint(
 
 
 def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a state dict by name, whatever it is in."""
+    """Return the tensors by name, of a file or of a mapping."""
     held = read_file(Path(source)) if isinstance(source, str | Path) else source
     if not isinstance(held, Mapping):
         raise ValueError(
