@@ -30,15 +30,16 @@ ABOUT = f"""Train a model into a new run folder.
   headlab train --resume wide
   headlab train reversal --name film --probe-every 10
 
-A preset is a whole configuration; the flags change parts of it. Ctrl-C keeps
-what was learned, and --resume goes on from there. With several processes:
+A preset is a whole configuration; the flags change parts of it. A task without
+a preset trains with what all presets share. Ctrl-C keeps what was learned, and
+--resume goes on from there. With several processes:
 
   torchrun --nproc-per-node 2 -m apps.cli train reversal --name wide
 
 presets:
 {listed([(entry.name, entry.summary) for entry in PRESETS])}
 
-tasks (--task):
+tasks (also --task):
 {listed([(entry.name, entry.summary) for entry in TASKS])}
 
 --seed N seeds the data and the initial weights; --model.seed gives the weights

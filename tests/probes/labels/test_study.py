@@ -10,12 +10,14 @@ from lab.config import ModelConfig
 from lab.model import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
+from probes.attention.heads import score_heads
 from probes.head_classes import CLASSES, CONTENT, LABEL_NAMES
 from probes.labels.reasons import copies
 from probes.labels.rules import CUTS
 from probes.labels.study import label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
+from probes.registry import SOURCE_PROBES
 from probes.schemas.labels import EVIDENCE, LABELS
 
 LAYERS = (
@@ -358,3 +360,13 @@ def test_same_seed_same_table_and_every_label_is_known(planted, batch, study):
     again = label_heads(planted.model, batch, sequences=12)
     assert again.equals(study.labels)
     assert set(again["label"]) <= set(LABEL_NAMES)
+
+
+def test_late_sources_are_one_quantity_in_both_tables(small_model):
+    batch = get_task("sorting", length=5, n_symbols=4).sample(8, seed=0)
+    labels = label_heads(small_model, batch).sort_values(["layer", "head"])
+    for probe, column in zip(
+        SOURCE_PROBES, ("stripe", "stripe_plus_1", "stripe_plus_2"), strict=True
+    ):
+        scores = score_heads(small_model, batch, [probe]).sort_values(["layer", "head"])
+        np.testing.assert_allclose(labels[column], scores["score"], atol=1e-6)
