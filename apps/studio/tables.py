@@ -1,10 +1,11 @@
 """The comparison of baseline and ablation as a small static table, safe to show as HTML."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
-from probes.number_text import change, interval, nats, per_cent, points
+from probes.number_text import change, decimals, grouped, in_bytes, interval, nats, per_cent, points
 
 METRICS: tuple[tuple[str, str], ...] = (
     ("loss", "Loss"),
@@ -72,10 +73,10 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
     return f'<table class="facts"><tbody>{rows}</tbody></table>'
 
 
-SIZES: tuple[tuple[str, str, str], ...] = (
-    ("parameters", "Parameters", "{:,}"),
-    ("cache_bytes", "Cache of a token (bytes)", "{:,}"),
-    ("latency_ms", "Forward pass (ms)", "{:.2f}"),
+SIZES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("parameters", "Parameters", grouped),
+    ("cache_bytes", "Cache of a token", in_bytes),
+    ("latency_ms", "Forward pass (ms)", partial(decimals, digits=1)),
 )
 """Names in a parity certificate and on the screen, and how their values are written."""
 
@@ -84,9 +85,9 @@ def before_and_after(certificate: Mapping[str, Any]) -> str:
     """Return an HTML table of what pruning made smaller."""
     rows = "".join(
         f"<tr><th>{title}</th>"
-        f'<td data-size="{name}_before">{form.format(certificate[f"{name}_before"])}</td>'
-        f'<td data-size="{name}_after">{form.format(certificate[f"{name}_after"])}</td></tr>'
-        for name, title, form in SIZES
+        f'<td data-size="{name}_before">{write(certificate[f"{name}_before"])}</td>'
+        f'<td data-size="{name}_after">{write(certificate[f"{name}_after"])}</td></tr>'
+        for name, title, write in SIZES
     )
     head = "<thead><tr><th></th><th>Before</th><th>After</th></tr></thead>"
     return f'<table class="comparison">{head}<tbody>{rows}</tbody></table>'

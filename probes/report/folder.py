@@ -31,6 +31,7 @@ from probes.film.frames import find_onsets
 from probes.head_classes import LADDER
 from probes.intervals import FEW_SEQUENCES
 from probes.labels.study import study_of
+from probes.number_text import decimals, significant
 from probes.registry import SOURCE_PROBES
 from probes.report import figures
 from probes.report.causes import Causes, Drawn, cause_figures, measure_causes
@@ -335,9 +336,9 @@ def subtitle(subject: Subject) -> str:
 def top_facts(subject: Subject, accuracy: Evaluation) -> dict[str, str]:
     """Return the few numbers at the top of the page."""
     return {
-        "exact match": f"{accuracy.exact_match:.4f}",
-        "token accuracy": f"{accuracy.token_accuracy:.4f}",
-        "loss (nats)": f"{accuracy.loss:.3g}",
+        "exact match": decimals(accuracy.exact_match, 4),
+        "token accuracy": decimals(accuracy.token_accuracy, 4),
+        "loss (nats)": significant(accuracy.loss),
         "sequences": f"{accuracy.n_sequences}",
     }
 
