@@ -15,7 +15,7 @@ from probes.number_text import grouped
 
 if TYPE_CHECKING:
     from lab.gates import GateTensors, HeadGates
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
     from lab.tasks.base import Batch, Task
 
 SEQUENCES = 500
@@ -87,17 +87,18 @@ def open_for_measuring(
     Raises:
         ValueError: An unknown run, step or device, a damaged file, or a wrong number of sequences.
     """
+    from lab.hooked_gpt import HookedGPT
+
     run = open_run(name)
     step = run.last_step
     if checkpoint is not None:
         run.checkpoint(checkpoint)
         step = checkpoint
     require_whole("--sequences", sequences, 1)
-    from lab.checkpoint import load_model
     from lab.runtime import pick_device
     from lab.tasks.registry import get_task
 
-    model = load_model(run.path, device=str(pick_device(device)), step=checkpoint)
+    model = HookedGPT.load(run.path, device=str(pick_device(device)), step=checkpoint)
     remark_on_missing_files(run)
     config = run.config
     task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)

@@ -81,8 +81,8 @@ def write_model(
         fine_tune: Steps of training that follow, of a run.
         seed: Of the repeated sequences that heads are labelled on.
     """
-    from lab.checkpoint import load_model
     from lab.evaluation import evaluate
+    from lab.hooked_gpt import HookedGPT
     from probes.pruning.pruned_run import export_pruned_model, export_pruned_run
 
     remark(f"writing {out.name}, reading it back and comparing ...")
@@ -91,7 +91,7 @@ def write_model(
         proof = export_pruned_model(subject.model, heads, out, batch.tokens, **how)
         measured = {
             "whole model": evaluate(subject.model, batch),
-            "heads removed": evaluate(load_model(out), batch),
+            "heads removed": evaluate(HookedGPT.load(out), batch),
         }
     else:
         step = None if opened.step == opened.run.last_step else opened.step
@@ -125,11 +125,11 @@ def survivors(
 
     There is none of many heads, nor where no sequence is long enough to tell what heads do.
     """
-    from lab.checkpoint import load_model
+    from lab.hooked_gpt import HookedGPT
     from probes.pruning.survivors import survivor_labels
     from probes.tables import json_rows
 
-    pruned = load_model(out, device=str(subject.model.cfg.device))
+    pruned = HookedGPT.load(out, device=str(subject.model.device))
     if subject.n_heads > MOST_LABELLED or not pruned.config.heads():
         return {}
     sequences = chosen.batch if chosen.task else None

@@ -17,7 +17,7 @@ from lab.packaged import KNOWN, packaged_file
 from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, run_names, runs_home
 
 if TYPE_CHECKING:
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
     from lab.shapes import PositionMask, Tokens
     from lab.tasks.base import Batch
     from probes.reading.prompt_files import FileKind
@@ -145,17 +145,16 @@ def is_there(path: Path) -> bool:
 
 def open_model(name: str, device: str) -> Subject:
     """Load a model that is no run: saved by headlab, known by name, a folder or a GGUF file."""
-    from lab.checkpoint import load_model
-    from lab.pretrained import from_pretrained
+    from lab.hooked_gpt import HookedGPT
     from lab.runtime import pick_device
 
     where, path = str(pick_device(device)), Path(name)
     digest = None
     if is_there(path / CONFIG) and is_file_within(path / MANIFEST, path):
-        model = load_model(path, device=where)
+        model = HookedGPT.load(path, device=where)
         digest = read_manifest(path)[WEIGHTS].sha256
     else:
-        model = from_pretrained(name, device=where)
+        model = HookedGPT.from_pretrained(name, device=where)
         file = packaged_file(KNOWN[name], name) if name in KNOWN else path
         digest = file_sha256(file) if file.is_file() else None
     config = model.config

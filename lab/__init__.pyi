@@ -3,7 +3,7 @@ from .config import SampleConfig as SampleConfig
 from .config import TrainConfig as TrainConfig
 from .gates import GateTensors as GateTensors
 from .gates import HeadGates as HeadGates
-from .model import HookedGPT as HookedGPT
+from .hooked_gpt import HookedGPT as HookedGPT
 from .runs import list_runs as list_runs
 from .runs import open_run as open_run
 from .tasks.base import Batch as Batch

@@ -24,7 +24,7 @@ from lab.manifest import (
     seal_folder,
     verified,
 )
-from lab.model import HookedGPT
+from lab.model import GPT, AnyGPT
 from lab.runs import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
 from lab.tasks.registry import get_task
 from lab.vocab import Vocab
@@ -42,7 +42,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's running means of the gradient and of its square."""
 
 
-def save_model(model: HookedGPT, path: str | Path) -> None:
+def save_model(model: GPT, path: str | Path) -> None:
     """Write config, weights and a transformers tokenizer, if the model has one, to a new folder.
 
     Raises:
@@ -53,7 +53,7 @@ def save_model(model: HookedGPT, path: str | Path) -> None:
         write_model(model, folder)
 
 
-def write_model(model: HookedGPT, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+def write_model(model: GPT, folder: Path, more: Mapping[str, Any] | None = None) -> None:
     """Fill a folder with a model: config, weights, tokenizer, manifest.
 
     Args:
@@ -73,11 +73,14 @@ def write_model(model: HookedGPT, folder: Path, more: Mapping[str, Any] | None =
     seal_folder(folder)
 
 
-def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -> HookedGPT:
+def load_model(
+    path: str | Path, kind: type[AnyGPT], device: str = "cpu", step: int | None = None
+) -> AnyGPT:
     """Read a model from a run folder or a checkpoint folder, checking every byte of it.
 
     Args:
         path: A complete run, or a folder that save_model or training wrote.
+        kind: The class of the model: HookedGPT, or a subclass.
         device: Where the model goes.
         step: Of a run, the checkpoint of this step; None: the trained model.
 
@@ -102,7 +105,7 @@ def load_model(path: str | Path, device: str = "cpu", step: int | None = None) -
         open_run(folder)  # says what is wrong: no such run, or not complete
     config, weights = checked_weights(folder)
     dtype = check_header(weights, expected_shapes(config))
-    model = HookedGPT(config).to(dtype)
+    model = kind(config).to(dtype)
     model.load_state_dict(read_weights(weights))
     entries = read_manifest(folder)
     data = read_versioned(verified(folder, CONFIG, entries[CONFIG]))
@@ -166,7 +169,7 @@ def save_checkpoint(
     run_dir: Path,
     config: TrainConfig,
     step: int,
-    model: HookedGPT,
+    model: GPT,
     optimizer: torch.optim.AdamW,
 ) -> Path:
     """Write the checkpoint of a step into a run folder and return its own folder.
@@ -189,7 +192,7 @@ def save_checkpoint(
     return final
 
 
-def moments(model: HookedGPT, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def moments(model: GPT, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return AdamW's two moments of every parameter; zeros before its first step."""
     named = {}
     for name, parameter in model.named_parameters():
@@ -199,14 +202,14 @@ def moments(model: HookedGPT, optimizer: torch.optim.AdamW) -> dict[str, Tensor]
     return named
 
 
-def moment_shapes(model: HookedGPT) -> Iterator[tuple[str, tuple[int, ...]]]:
+def moment_shapes(model: GPT) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of every tensor that an optimizer.safetensors of the model holds."""
     for name, parameter in model.named_parameters():
         for moment in MOMENTS:
             yield f"{moment}.{name}", tuple(parameter.shape)
 
 
-def load_checkpoint(folder: Path, model: HookedGPT, optimizer: torch.optim.AdamW) -> int:
+def load_checkpoint(folder: Path, model: GPT, optimizer: torch.optim.AdamW) -> int:
     """Put the state of a checkpoint into a model and its optimiser, and return its step.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from lab.attention import Sight
 from lab.gates import GateTensors
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
+from lab.model import GPT
 from lab.partial_pass import blocks_of, can_be_entered
 from lab.passes import Pass
 from lab.positions import token_positions, turns_of
@@ -23,7 +23,7 @@ class Decoder:
     Weights are laid side by side once: edits of a model's weights are seen by the next Decoder.
     """
 
-    def __init__(self, model: HookedGPT, cache: KeyValueCache, gates: GateTensors | None) -> None:
+    def __init__(self, model: GPT, cache: KeyValueCache, gates: GateTensors | None) -> None:
         """Prepare the layers.
 
         Args:

@@ -7,7 +7,7 @@ import dataclasses
 
 from lab.checks import require_whole
 from lab.config import TrainConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runtime import join_processes, pick_device
 from lab.trainer import Trainer
 from lab.training import check_step, task_of

@@ -19,7 +19,7 @@ from lab.decoding import Decoder
 from lab.gates import GateTensors, HeadGates
 from lab.inputs import checked_ids, checked_mask
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
+from lab.model import GPT
 from lab.prompts import Prompts, StopIds, prompt_mask, prompt_tokens, stop_tokens
 from lab.reads import Observer
 from lab.shapes import GivenMask, PositionMask, Tokens
@@ -45,7 +45,7 @@ class Step:
 
 
 def generate(
-    model: HookedGPT,
+    model: GPT,
     tokens: Prompts,
     config: SampleConfig,
     max_new_tokens: int,
@@ -71,7 +71,7 @@ def generate(
 
 
 def steps(
-    model: HookedGPT,
+    model: GPT,
     tokens: Prompts,
     config: SampleConfig,
     max_new_tokens: int,
@@ -120,7 +120,7 @@ class Reader:
     """Reads prompts, then token after token, by the fastest path that hooks and observers allow."""
 
     def __init__(
-        self, model: HookedGPT, gates: GateTensors | None, observe: Observer | None, *, room: int
+        self, model: GPT, gates: GateTensors | None, observe: Observer | None, *, room: int
     ) -> None:
         """Keep keys and values of up to `room` tokens a sequence."""
         self.model, self.gates, self.observe = model, gates, observe
@@ -156,7 +156,7 @@ def _steps(
     stops = torch.tensor(stop_ids, dtype=torch.int64)
     stopped = torch.zeros(len(tokens), dtype=torch.bool)
     last = torch.zeros(len(tokens), dtype=torch.int64)
-    device = torch.device(reader.model.cfg.device)
+    device = reader.model.device
     new = tokens.to(device)
     real = None if real is None else real.to(device)
     while not (stop_ids and stopped.all()):
@@ -278,9 +278,7 @@ def checked_padding(tokens: Tokens, mask: GivenMask | None) -> Bool[Tensor, "bat
     return real
 
 
-def check_request(
-    model: HookedGPT, tokens: Tokens, max_new_tokens: int, stop_ids: Sequence[int]
-) -> None:
+def check_request(model: GPT, tokens: Tokens, max_new_tokens: int, stop_ids: Sequence[int]) -> None:
     """Raise ValueError unless the model can continue these prompts that far."""
     n_ctx, last_id = model.config.n_ctx, model.config.d_vocab - 1
     if model.config.attention_dir != "causal":

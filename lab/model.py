@@ -1,13 +1,11 @@
-"""HookedGPT: a decoder-only Transformer whose every activation can be read and edited.
+"""GPT: a decoder-only Transformer whose every activation can be read and edited.
 
 The forward pass: from token ids through the layers of `lab.blocks`, between the two ends of
 `lab.embeddings`, to logits or their loss. What surrounds the model for TransformerLens's tools is
-in `lab.lens.surface`; what can be done with it besides, each in a module of its own, ends the file.
+in `lab.lens.surface`; `lab.hooked_gpt` adds loading, saving and generation.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -17,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from lab.attention import Sight
 from lab.blocks import Block, hand_on, hears, in_steps
 from lab.checks import require_choice
-from lab.config import ModelConfig, SampleConfig
+from lab.config import ModelConfig
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed, check_tied_weight
 from lab.gates import GateTensors, HeadGates, check_gates
 from lab.inputs import check_layer, checked_ids, checked_mask, checked_residual
@@ -32,15 +30,8 @@ from lab.shapes import GivenMask, Resid, Tokens
 from lab.taps import tap
 
 
-class HookedGPT(TransformerLensSurface):
-    """A GPT with TransformerLens's names: read it, edit it, gate its heads.
-
-    Useful pattern: `logits, cache = model.run_with_cache(tokens, names_filter="hook_embed")`.
-
-    >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
-    >>> model(torch.tensor([[0, 1, 2]])).shape
-    torch.Size([1, 3, 5])
-    """
+class GPT(TransformerLensSurface):
+    """What HookedGPT computes: the forward pass, with its hooks, gates and observers."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the model on the CPU with initial weights drawn from config.seed."""
@@ -210,85 +201,6 @@ class HookedGPT(TransformerLensSurface):
             residual = residual + tap(self.hook_pos_embed, self.pos_embed(tokens, *where))
         return residual
 
-    def generate(
-        self,
-        tokens: Tokens,
-        max_new_tokens: int = 20,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        gates: HeadGates | GateTensors | None = None,
-        *,
-        stop_ids: Sequence[int] = (),
-        attention_mask: GivenMask | None = None,
-        observe: Observer | None = None,
-    ) -> Int[Tensor, "batch new_pos"]:
-        """Return the tokens with max_new_tokens drawn after them; see lab.generation.steps."""
-        from lab.generation import generate
 
-        sample = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return generate(
-            self,
-            tokens,
-            sample,
-            max_new_tokens,
-            gates=gates,
-            stop_ids=stop_ids,
-            attention_mask=attention_mask,
-            observe=observe,
-        )
-
-    def fold_ln(self) -> "HookedGPT":
-        """Return a model of the same logits whose norms have no weights; see lab.lens.folding."""
-        from lab.lens.folding import fold_norms
-
-        return fold_norms(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write config and weights to a new folder; see lab.checkpoint.save_model."""
-        from lab.checkpoint import save_model
-
-        save_model(self, path)
-
-    @classmethod
-    def from_tl_checkpoint(
-        cls, source: str | Path | Mapping[str, Any], cfg: Any, device: str = "cpu"
-    ) -> "HookedGPT":
-        """Load an old HookedTransformer; see lab.lens.old_checkpoint.load_tl_checkpoint."""
-        from lab.lens.old_checkpoint import load_tl_checkpoint
-
-        return load_tl_checkpoint(source, cfg, device=device)
-
-    def to_boot_native(self) -> Any:
-        """Return it as a TransformerBridge.boot_native; see lab.lens.boot_native.to_boot_native."""
-        from lab.lens.boot_native import to_boot_native
-
-        return to_boot_native(self)
-
-    @classmethod
-    def load(cls, path: str | Path, device: str = "cpu", step: int | None = None) -> "HookedGPT":
-        """Read a model from a run folder or a checkpoint folder; see lab.checkpoint.load_model."""
-        from lab.checkpoint import load_model
-
-        return load_model(path, device=device, step=step)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | Path | nn.Module,
-        *,
-        tokenizer: Any = None,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> "HookedGPT":
-        """Take over a GPT-2, Llama or GPT-NeoX model; see lab.pretrained.from_pretrained."""
-        from lab.pretrained import from_pretrained
-
-        return from_pretrained(source, tokenizer=tokenizer, device=device, dtype=dtype)
-
-    def to_hf(self) -> Any:
-        """Return a transformers model with the same logits; see lab.families.hugging_face.to_hf."""
-        from lab.families.hugging_face import to_hf
-
-        return to_hf(self)
+AnyGPT = TypeVar("AnyGPT", bound=GPT)
+"""GPT or a subclass of it: what loads a model is told which, and returns one."""

@@ -17,7 +17,7 @@ from lab.attention import Sight
 from lab.blocks import Block, ours
 from lab.gates import GateTensors
 from lab.inputs import checked_ids
-from lab.model import HookedGPT
+from lab.model import GPT
 from lab.passes import Pass
 from lab.positions import Positions, token_positions, turns_of
 from lab.shapes import HeadVectors, PositionMask, Resid, Tokens
@@ -42,7 +42,7 @@ class Halfway:
 class WholePass:
     """What every layer of a model computed on some sequences, kept for edited passes."""
 
-    model: HookedGPT
+    model: GPT
     real: PositionMask | None
     first: int
     """First position that somebody reads: the last layer computes from there on only."""
@@ -59,7 +59,7 @@ class WholePass:
         )
 
 
-def can_be_entered(model: HookedGPT) -> bool:
+def can_be_entered(model: GPT) -> bool:
     """Tell whether the steps of a pass may be taken one by one, past the parts' own forward.
 
     They may where nobody listens, every part and the model run this package's forward, neither
@@ -68,7 +68,7 @@ def can_be_entered(model: HookedGPT) -> bool:
     """
     _, *parts = modules = list(model.modules())
     return (
-        type(model).forward is HookedGPT.forward
+        type(model).forward is GPT.forward
         and all(ours(part) for part in parts)
         and "forward" not in model.__dict__
         and not any(hooked_here(module) for module in modules)
@@ -81,7 +81,7 @@ def can_be_entered(model: HookedGPT) -> bool:
 
 @torch.no_grad()
 def whole_pass(
-    model: HookedGPT, tokens: Tokens, real: PositionMask | None = None, first: int = 0
+    model: GPT, tokens: Tokens, real: PositionMask | None = None, first: int = 0
 ) -> WholePass:
     """Run a model that can be entered, and keep what edited passes continue.
 
@@ -137,7 +137,7 @@ def edited_rows(
 
 
 def pass_over(
-    model: HookedGPT, n_pos: int, real: PositionMask | None, gates: GateTensors | None = None
+    model: GPT, n_pos: int, real: PositionMask | None, gates: GateTensors | None = None
 ) -> Pass:
     """Return what HookedGPT.forward tells every layer of a plain pass."""
     config, weight = model.config, model.embed.W_E
@@ -152,7 +152,7 @@ def pass_over(
     )
 
 
-def blocks_of(model: HookedGPT) -> list[Block]:
+def blocks_of(model: GPT) -> list[Block]:
     """Return the layers of a model that can be entered."""
     return [cast(Block, block) for block in model.blocks]
 

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lab.checks import is_whole
-from lab.model import HookedGPT
+from lab.model import GPT
 from lab.naming import quoted
 from lab.shapes import Tokens
 
@@ -18,7 +18,7 @@ StopIds = Int[Tensor, "..."] | Sequence[Any] | int | str
 """Token ids or texts of one token: one, or several."""
 
 
-def prompt_tokens(model: HookedGPT, prompts: Prompts) -> Tokens:
+def prompt_tokens(model: GPT, prompts: Prompts) -> Tokens:
     """Return prompts as a batch; one prompt is a batch of one.
 
     Raises:
@@ -54,7 +54,7 @@ def prompt_mask(mask: Any) -> Tensor | None:
     return found.unsqueeze(0) if found.ndim == 1 else found
 
 
-def stop_tokens(model: HookedGPT, stop_ids: StopIds) -> tuple[int, ...]:
+def stop_tokens(model: GPT, stop_ids: StopIds) -> tuple[int, ...]:
     """Return the ids that end a sequence.
 
     Raises:

@@ -25,8 +25,8 @@ from lab.durable import (
     sync,
     to_json,
 )
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, seal_folder
-from lab.model import HookedGPT
 from lab.runs import (
     CHECKPOINTS,
     CONFIG,

@@ -19,7 +19,7 @@ import torch
 from lab.checkpoint import load_checkpoint
 from lab.config import TrainConfig
 from lab.evaluation import Evaluation
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.run_writer import RunWriter, check_target, with_way_back
 from lab.runs import METRIC_COLUMNS, MetricsRow, open_run
 from lab.runtime import Processes, join_processes, machine_memory, on_main, pick_device

@@ -22,7 +22,7 @@ from lab.vocab import SPECIAL_SYMBOLS
 if TYPE_CHECKING:
     from apps.studio.pruning import Curve
     from lab.gates import GateTensors, HeadGates
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
 
 FIRST_SCREEN = "first_screen.json"
 SCREEN_VERSION = 2

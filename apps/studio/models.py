@@ -14,7 +14,7 @@ from lab.runs import Run
 
 if TYPE_CHECKING:
     from lab.gates import Donors, GateTensors, HeadGates, Reference
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
     from lab.tasks.base import Batch, Task
     from probes.ablation.sweep import Ablation
 
@@ -28,9 +28,9 @@ Identity = tuple[str, str]
 @st.cache_resource(max_entries=4, show_spinner="Loading the model")
 def weights(identity: Identity, _view: View) -> "HookedGPT":
     """Return a checkpoint's model, shared by all sessions: nobody may change it."""
-    from lab.checkpoint import load_model
+    from lab.hooked_gpt import HookedGPT
 
-    return load_model(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
+    return HookedGPT.load(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
 
 
 def task_of(run: Run) -> "Task":

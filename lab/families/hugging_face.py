@@ -9,7 +9,7 @@ from torch import Tensor
 from lab.config import ModelConfig
 from lab.families.family import Family, write_state
 from lab.families.registry import FAMILIES
-from lab.model import HookedGPT
+from lab.model import GPT
 from lab.weights import expected_shapes
 
 FOLD_ERROR = {torch.float64: 1e-10}
@@ -18,7 +18,7 @@ FOLD_ERROR = {torch.float64: 1e-10}
 State = dict[str, Tensor]
 
 
-def to_hf(model: HookedGPT) -> Any:
+def to_hf(model: GPT) -> Any:
     """Return a transformers model with the same logits, in memory of its own.
 
     The class follows from the config: LayerNorm with positions that are added becomes
@@ -69,7 +69,7 @@ def refuse_what_nothing_computes(config: ModelConfig) -> None:
             )
 
 
-def rewritten(model: HookedGPT) -> tuple[ModelConfig, State]:
+def rewritten(model: GPT) -> tuple[ModelConfig, State]:
     """Return config and weights of a model with the same logits that families have room for."""
     config, state = model.config, dict(model.state_dict())
     changes: dict[str, Any] = {"d_vocab_out": None}

@@ -22,7 +22,7 @@ from lab.config import SCHEMA_VERSION, ModelConfig
 from lab.durable import atomic_dir, remove_leftovers, to_json
 from lab.families.token_text import saved_tokenizer, write_tokenizer
 from lab.manifest import check_size, read_manifest, read_versioned, seal_folder, verified
-from lab.model import HookedGPT
+from lab.model import GPT, AnyGPT
 from lab.weights import DTYPES, check_header, damaged, expected_shapes, read_header
 
 logger = logging.getLogger(__name__)
@@ -46,13 +46,16 @@ def cache_home() -> Path:
     return Path.home() / place / "headlab"
 
 
-def cached_model(name: str, source_sha256: str, build: Callable[[], HookedGPT]) -> HookedGPT:
+def cached_model(
+    name: str, source_sha256: str, build: Callable[[], AnyGPT], kind: type[AnyGPT]
+) -> AnyGPT:
     """Return a model from the cache, or build it and keep it there.
 
     Args:
         name: What the model is called.
         source_sha256: Of the file that it is made of: another file, another entry.
         build: Makes the model, on the CPU.
+        kind: The class of the model.
 
     Warns:
         UserWarning: The cache could not be written: the next load takes as long as this one.
@@ -64,7 +67,7 @@ def cached_model(name: str, source_sha256: str, build: Callable[[], HookedGPT]) 
         return build()
     try:
         if folder.exists():
-            return read_cached(folder)
+            return read_cached(folder, kind)
     except (ValueError, OSError) as error:
         logger.info("building %s again: %s", name, error)
     model = build()
@@ -93,7 +96,7 @@ def warn_uncached(error: Exception) -> None:
 
 def intact(folder: Path) -> bool:
     try:
-        read_cached(folder)
+        read_cached(folder, GPT)
     except (ValueError, OSError):
         return False
     return True
@@ -105,7 +108,7 @@ def stored_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield name, shape
 
 
-def write_cached(model: HookedGPT, folder: Path) -> None:
+def write_cached(model: GPT, folder: Path) -> None:
     """Write a model into a new folder.
 
     Raises:
@@ -125,7 +128,7 @@ def write_cached(model: HookedGPT, folder: Path) -> None:
         seal_folder(temporary)
 
 
-def read_cached(folder: Path) -> HookedGPT:
+def read_cached(folder: Path, kind: type[AnyGPT]) -> AnyGPT:
     """Read a model, checking every byte.
 
     Raises:
@@ -141,16 +144,16 @@ def read_cached(folder: Path) -> HookedGPT:
     state, sha256 = read_tensors(weights)
     if sha256 != entries[WEIGHTS].sha256:
         raise damaged(weights, "other bytes than were written")
-    model = assembled(config, state)
+    model = assembled(config, state, kind)
     model.tokenizer = saved_tokenizer(folder, entries)
     model.provenance = described.get("weights")
     return model
 
 
-def assembled(config: ModelConfig, state: Mapping[str, Tensor]) -> HookedGPT:
+def assembled(config: ModelConfig, state: Mapping[str, Tensor], kind: type[AnyGPT]) -> AnyGPT:
     """Return a model that holds these very tensors: nothing is drawn, nothing copied."""
     with torch.device("meta"):
-        model = HookedGPT(config)
+        model = kind(config)
     model.load_state_dict(dict(state), assign=True)
     # A no-op on the weights, which tells cfg their dtype and device.
     return model.to("cpu").eval()

@@ -8,10 +8,10 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources.native import boot
 from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
 
-from lab.model import HookedGPT
+from lab.model import GPT
 
 
-def to_boot_native(model: HookedGPT) -> TransformerBridge:
+def to_boot_native(model: GPT) -> TransformerBridge:
     """Return a TransformerBridge.boot_native with the same logits, on the same device.
 
     It pairs rotary dimensions as GPT-J does, so a model that pairs them as Llama does gets its
@@ -54,7 +54,7 @@ def to_boot_native(model: HookedGPT) -> TransformerBridge:
     return bridge.eval()
 
 
-def refuse_what_boot_native_lacks(model: HookedGPT) -> None:
+def refuse_what_boot_native_lacks(model: GPT) -> None:
     """Raise ValueError if boot_native cannot compute what a model computes."""
     config, refused = model.config, None
     if config.parallel_attn_mlp:
@@ -76,7 +76,7 @@ def refuse_what_boot_native_lacks(model: HookedGPT) -> None:
         raise ValueError(f"{refused}; stay with the HookedGPT")
 
 
-def native_state(model: HookedGPT) -> dict[str, Tensor]:
+def native_state(model: GPT) -> dict[str, Tensor]:
     """Return the weights as boot_native orders them, by the names of HookedTransformer."""
     config = model.config
     state = dict(model.state_dict())

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.lens.hook_table import FLAGGED_HOOKS
-from lab.model import HookedGPT
+from lab.model import GPT, AnyGPT
 from lab.norms import LayerNorm, NoNorm, Norm
 
 
 @torch.no_grad()
-def fold_norms(model: HookedGPT) -> HookedGPT:
+def fold_norms(model: AnyGPT) -> AnyGPT:
     """Return a new model with the logits and heads of this one, and norms with w = 1 and b = 0.
 
     Where W reads a norm: W' = w * W, then, after a LayerNorm, minus its mean over the inputs (which
@@ -29,7 +29,7 @@ def fold_norms(model: HookedGPT) -> HookedGPT:
             take it, or a module was replaced by one that the config does not describe.
     """
     config = dataclasses.replace(model.config, tie_word_embeddings=False)
-    folded = HookedGPT(config).to(model.W_E.device, model.W_E.dtype)
+    folded = type(model)(config).to(model.W_E.device, model.W_E.dtype)
     check_modules(model, folded)
     folded.load_state_dict(model.state_dict())
     for layer, block in enumerate(folded.blocks):
@@ -62,7 +62,7 @@ def fold_norms(model: HookedGPT) -> HookedGPT:
     return folded.train(model.training)
 
 
-def check_modules(model: HookedGPT, built: HookedGPT) -> None:
+def check_modules(model: GPT, built: GPT) -> None:
     """Raise ValueError unless a model has the norms and weights of one that is newly built."""
     modules, state = dict(model.named_modules()), model.state_dict()
     for name, module in built.named_modules():

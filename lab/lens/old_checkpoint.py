@@ -18,7 +18,7 @@ from torch import Tensor
 from lab.checks import require
 from lab.config import ModelConfig
 from lab.lens.old_config import FLAGS, config_fields, folded_norms, translate_config
-from lab.model import HookedGPT
+from lab.model import AnyGPT
 from lab.naming import bare, quoted
 from lab.weights import PICKLE_SUFFIXES, expected_shapes
 
@@ -31,14 +31,15 @@ MOST_NAMES = 5
 
 
 def load_tl_checkpoint(
-    source: str | Path | Mapping[str, Any], cfg: Any, device: str = "cpu"
-) -> HookedGPT:
+    source: str | Path | Mapping[str, Any], cfg: Any, kind: type[AnyGPT], device: str = "cpu"
+) -> AnyGPT:
     """Build the HookedGPT that computes what a saved HookedTransformer computed.
 
     Args:
         source: The state dict: a .safetensors file, a .pt file (read with weights_only=True, so
             that nothing in it runs), or the dict itself.
         cfg: Its HookedTransformerConfig: a dict, a JSON file, or an object with these fields.
+        kind: The class of the model: HookedGPT, or a subclass.
         device: Where the model goes.
 
     Returns:
@@ -54,7 +55,7 @@ def load_tl_checkpoint(
     state = plain_names(read_state(source))
     config = translate_config(fields, d_vocab=vocabulary(state))
     check_tensors(state, config, folded=folded_norms(fields))
-    model = HookedGPT(config).to(state["embed.W_E"].dtype)
+    model = kind(config).to(state["embed.W_E"].dtype)
     model.load_state_dict(model.state_dict() | state)
     for flag in FLAGS:
         getattr(model, f"set_{flag}")(bool(fields.get(flag, False)))

@@ -42,6 +42,11 @@ class TransformerLensSurface(WeightStacks, ABC):
         self.cfg.device, self.cfg.dtype = str(weight.device), weight.dtype
         return self
 
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go: the device of the weights, also of weights that are offloaded."""
+        return torch.device(self.cfg.device or "cpu")
+
     # Flags ------------------------------------------------------------------------------------
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from lab.durable import atomic_write, hold, one_clear_error, read_json, remove_leftovers, to_json
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST
-from lab.model import HookedGPT
 from lab.partial_pass import can_be_entered
 from lab.runtime import on_main, versions
 from probes.execution import Execution
@@ -177,14 +177,14 @@ def known_by(model: HookedGPT, *tokens: Tensor) -> dict[str, Any]:
             f"a ledger knows it by its weights, got a {type(model).__name__} with hooks or parts "
             "of another class; take them off, or leave the ledger out"
         )
-    device = torch.device(model.cfg.device).type
+    device = model.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return {
         "model": tensor_digest(*model.state_dict().values()),
         "config": model.config.to_dict(),
         "tokens": tensor_digest(*tokens),
         "threads": torch.get_num_threads(),
-        "device": str(model.cfg.device),
+        "device": str(model.device),
         "dtype": str(model.cfg.dtype),
         "autocast": None if autocast is None else str(autocast),
         "precision": torch.get_float32_matmul_precision(),

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.checks import require_seed
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import counted
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch

@@ -18,7 +18,7 @@ from jaxtyping import Float64
 
 from lab.checks import require_number, require_whole
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.matched_sets import Head, draw_matched_sets, share_in_layers

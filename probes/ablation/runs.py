@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.gates import GateTensors
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.partial_pass import Edits, WholePass, can_be_entered, edited_rows, whole_pass
 from lab.shapes import PositionMask
 from lab.tasks.base import Batch
@@ -122,7 +122,7 @@ class SequenceRuns:
     def __init__(self, request: Request, sequences: tuple[int, int]) -> None:
         """Run the whole model."""
         self.request, self.sequences = request, sequences
-        device = torch.device(request.model.cfg.device)
+        device = request.model.device
         some = slice(*sequences)
         self.batch = request.batch[some].to(device)
         self.real = None if request.real is None else request.real[some].to(device)
@@ -257,7 +257,7 @@ def planned(request: Request) -> Iterator[Chunk]:
     config = request.model.config
     n_sequences, n_pos = request.batch.tokens.shape
     itemsize = request.model.cfg.dtype.itemsize
-    most = TOKENS_AT_ONCE if torch.device(request.model.cfg.device).type == "cpu" else TOKENS_ON_GPU
+    most = TOKENS_AT_ONCE if request.model.device.type == "cpu" else TOKENS_ON_GPU
     step = max(1, min(n_sequences, request.memory // 2 // sequence_bytes(config, n_pos, itemsize)))
     by_layer: dict[int, list[int]] = {}
     for i, heads in enumerate(request.sets[1:], start=1):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64
 
 from lab.checks import require_seed, require_whole
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.matched_sets import Head

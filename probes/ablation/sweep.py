@@ -15,7 +15,7 @@ from jaxtyping import Float64
 
 from lab.checks import require_choice, require_number
 from lab.gates import Donors, HeadGates, Reference, check_fill
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import quoted
 from lab.runtime import sum_over
 from lab.shapes import GivenMask, PositionMask, Tokens

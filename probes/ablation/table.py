@@ -16,7 +16,7 @@ from torch import Tensor
 from lab.checks import require_choice, require_seed
 from lab.config import ModelConfig
 from lab.gates import Donors, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from lab.shapes import GivenMask, HeadVectors, PositionMask, Tokens
 from lab.tasks.base import Batch

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.tools.analysis import direct_logit_attribution
 
+from lab.hooked_gpt import HookedGPT
 from lab.lens.folding import fold_norms
-from lab.model import HookedGPT
 from lab.naming import parse_head
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

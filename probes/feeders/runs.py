@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
 from lab.gates import GateTensors, HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.reads import AttentionReads
 from lab.shapes import Pattern, Resid, Tokens
 from probes.ablation.ledger import known_by, open_ledger, tensor_digest

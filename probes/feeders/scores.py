@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.checks import require
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from probes.ablation.matched_sets import Head, draw_matched_sets
 from probes.ablation.sweep import Ablation, HeadSet

@@ -15,9 +15,9 @@ from einops import rearrange
 from jaxtyping import Float64
 from torch import Tensor
 
-from lab.checkpoint import load_model
 from lab.checks import require_whole
 from lab.config import TrainConfig
+from lab.hooked_gpt import HookedGPT
 from lab.runs import Run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
@@ -243,7 +243,7 @@ def film_checkpoints(
     frames: list[str] = []
     facts: dict[str, Any] = {}
     for step in run.steps:
-        model = load_model(run.path, device=device, step=step)
+        model = HookedGPT.load(run.path, device=device, step=step)
         frames.append(camera.frame(model, step))
         facts = camera.provenance(model)
     return dynamics_table(frames, {**facts, "run": run.name, "seed": run.config.seed})

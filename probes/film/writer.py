@@ -15,12 +15,11 @@ from typing import Any
 
 import pandas as pd
 
-from lab.checkpoint import load_model
 from lab.checks import require, require_whole
 from lab.config import SCHEMA_VERSION, TrainConfig
 from lab.durable import atomic_write, one_clear_error, sync
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, is_file_within, read_versioned
-from lab.model import HookedGPT
 from lab.naming import quoted
 from lab.runs import checkpoint_steps, open_run, update_derived
 from lab.training import StepRecord
@@ -218,7 +217,7 @@ class FilmWriter:
         if step not in checkpoint_steps(self.run_dir):
             return None
         try:
-            return load_model(self.run_dir, device=str(model_device(like)), step=step)
+            return HookedGPT.load(self.run_dir, device=str(model_device(like)), step=step)
         except ValueError as error:
             logger.warning("the film has no frame of step %d: %s", step, error)
             return None

@@ -15,7 +15,7 @@ from scipy.stats import rankdata
 
 from lab.checks import require_choice, require_whole
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction

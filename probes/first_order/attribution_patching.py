@@ -19,7 +19,7 @@ from torch import Tensor
 from lab.attention import fused_attention, mix_values
 from lab.checks import require, require_choice
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.reads import AttentionReads
 from lab.shapes import GivenMask, HeadVectors, Tokens
 from lab.tasks.base import Batch
@@ -225,7 +225,7 @@ def exchanged(model: HookedGPT, tokens: Tokens, others: Tokens, node: str, softm
     config = model.config
     clean, corrupt = (all_reads(model, some.to(model_device(model))) for some in (tokens, others))
     shape = (config.n_layers, *tokens.shape, config.n_heads, config.head_width)
-    fill = torch.zeros(shape, dtype=model.cfg.dtype, device=torch.device(model.cfg.device))
+    fill = torch.zeros(shape, dtype=model.cfg.dtype, device=model.device)
     for layer, (own, other) in enumerate(zip(clean, corrupt, strict=True)):
         z = other.mean_value() if node == "z" else exchanged_z(own, other, node, softmax)
         fill[layer, :, :, list(config.heads_of(layer))] = z.to(fill.dtype)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lab.gates import GateTensors
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import GivenMask, PositionMask, Resid, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import (

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 
 from lab.checks import require_choice
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction

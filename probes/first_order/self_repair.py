@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lab.checks import require
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from lab.norms import LayerNorm, NoNorm, Norm
 from lab.partial_pass import WholePass, can_be_entered, edited_rows

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from lab.checks import require_whole
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from lab.vocab import SPECIAL_SYMBOLS

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from transformer_lens.head_detector import detect_head
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.head_classes import DISTANCES, HEAD_CLASSES, STEPS

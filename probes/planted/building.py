@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lab.checks import require, require_seed, require_whole
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from lab.tasks.base import Task
 from lab.tasks.registry import get_task

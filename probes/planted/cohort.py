@@ -19,7 +19,7 @@ import torch
 
 from lab.checks import require_seed
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.head_classes import HEAD_CLASSES, shown_label
 from probes.planted.building import Norm, Planted, plant
 from probes.planted.heads import MIXABLE, PlantedHead, Writes

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lab.checks import require, require_number, require_seed, require_whole
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import unknown_name
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

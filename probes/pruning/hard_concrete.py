@@ -18,7 +18,7 @@ from torch import Tensor
 from lab.checks import require, require_number, require_seed, require_whole
 from lab.evaluation import answer_loss
 from lab.gates import GateTensors, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.reading.reads import as_batch, require_gates
@@ -144,7 +144,7 @@ def learn_gates(
     batch = as_batch(batch)
     scored = batch.loss_mask.any(dim=1).nonzero()[:, 0].cpu()
     require(len(scored) > 0, "sequences with scored rows", "at least 1", 0)
-    config, device = model.config, torch.device(model.cfg.device)
+    config, device = model.config, model.device
     heads = config.heads()
     require(bool(heads), "model", "one with heads", "one without")
     fill = None if reference is None else reference.z.unsqueeze(1)

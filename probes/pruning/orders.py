@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float64
 
 from lab.checks import require
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import unknown_name
 from lab.tasks.base import Batch
 from probes.ablation.ledger import Ledger

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.checkpoint import load_model, save_model, write_model
+from lab.checkpoint import save_model, write_model
 from lab.checks import require_whole
 from lab.config import SCHEMA_VERSION
 from lab.durable import atomic_dir, atomic_write, to_json
 from lab.evaluation import Evaluation, evaluate
 from lab.fine_tuning import fine_tuned
 from lab.gates import GateTensors, HeadGates, Reference
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import seal_folder
-from lab.model import HookedGPT
 from lab.naming import head_label
 from lab.runs import (
     CHECKPOINTS,
@@ -88,14 +88,14 @@ def export_pruned_run(
     check_run_name(out.name)
     require_whole("fine_tune", fine_tune, 0)
     gone = tuple(heads)
-    model = load_model(run.path, step=step)
+    model = HookedGPT.load(run.path, step=step)
     gates = HeadGates.ablate(gone, like=model, fill=reference)
     pruned = prune_heads(model, gone, mode=mode, reference=reference)
     gated = gates.tensors(model, [] if reference is None else [reference])
     written = fine_tuned(pruned, run.config, fine_tune) if fine_tune else pruned
     with atomic_dir(out) as folder:
         write_run(folder, run, written, batch, origin(run, gates, step, mode, fine_tune))
-        reread = load_model(folder)
+        reread = HookedGPT.load(folder)
         require_same_weights(written, reread)
         certificate = certified(model, pruned if fine_tune else reread, gated, batch.tokens, mode)
         certificate = dataclasses.replace(certificate, fine_tuned_steps=fine_tune)
@@ -142,7 +142,7 @@ def export_pruned_model(
     pruned = prune_heads(model, gates.heads, mode=mode, reference=reference)
     with atomic_dir(out) as folder:
         write_model(pruned, folder, {"pruned_from": removal(gates, mode)})
-        reread = load_model(folder, device=str(model.W_E.device)).train(model.training)
+        reread = HookedGPT.load(folder, device=str(model.W_E.device)).train(model.training)
         require_same_weights(pruned, reread)
         certificate = certified(model, reread, gated, tokens, mode)
         write_certificate(folder, certificate)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lab.checks import require
 from lab.config import ModelConfig
 from lab.gates import GateTensors, HeadGates, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import quoted, unknown_name
 from lab.shapes import Tokens
 from lab.weights import weights_bytes

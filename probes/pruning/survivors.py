@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from lab.shapes import Tokens
 from lab.tasks.base import Batch

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lab.checks import is_whole
 from lab.families.token_text import token_vocab
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import quoted
 from lab.shapes import PositionMask, Tokens
 from lab.tasks.base import Batch, Task

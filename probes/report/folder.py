@@ -15,8 +15,8 @@ import pandas as pd
 from lab.checks import require_whole
 from lab.durable import atomic_dir, atomic_write, one_clear_error
 from lab.evaluation import Evaluation, evaluate
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST
-from lab.model import HookedGPT
 from lab.naming import counted, head_label
 from lab.runs import Run, update_derived
 from lab.shapes import Tokens

@@ -11,8 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.checkpoint import load_model
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runs import WEIGHTS, Run
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
@@ -63,7 +62,7 @@ def run_subject(run: Run, n_sequences: int, folder: Path | None, command: str | 
     unseen = task.sample(config.eval_sequences, seed=config.seed, split="test")
     seen = task.sample(n_sequences, seed=config.seed, split="test")
     words = ["headlab", "report", run.name, *([] if folder is None else ["--out", str(folder)])]
-    model = load_model(run.path)
+    model = HookedGPT.load(run.path)
     require_finite(model)
     return Subject(
         model=model,

@@ -12,7 +12,7 @@ from lab.checks import require_whole
 from lab.config import SampleConfig
 from lab.gates import GateTensors, HeadGates
 from lab.generation import next_token_probabilities
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.shapes import Tokens
 from lab.vocab import Vocab
 from probes.attention.maps import token_labels

@@ -11,11 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.checkpoint import load_model
 from lab.config import ModelConfig
 from lab.evaluation import Evaluation, evaluate
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runs import open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
@@ -80,7 +79,7 @@ def test_some_heads_together_stand_beside_the_whole_model(
     assert out.startswith("tiny: reversal of length 4, step 60\n")
     assert "zero: a head writes zeros" in out
     assert "ablated together: L0H0, L0H1\n" in out
-    model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
+    model, batch = HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 50)
     gates = HeadGates.ablate([(0, 0), (0, 1)], like=model)
     whole, ablated = evaluate(model, batch), evaluate(model, batch, gates=gates)
     shown = table(out)
@@ -98,7 +97,7 @@ def test_without_heads_each_is_left_out_in_turn(headlab: Headlab, tiny_home: Pat
     shown = table(out)
     heads = ["L0H0", "L0H1", "all of layer 0", "L1H0", "L1H1", "all of layer 1"]
     assert list(shown) == ["nothing", *heads]
-    model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
+    model, batch = HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 50)
     whole = evaluate(model, batch)
     assert shown["nothing"] == [f"{whole.loss:.4f}", "-", "-", *metrics(whole)[1:]]
     for name, gone in {"L0H1": [(0, 1)], "all of layer 0": [(0, 0), (0, 1)]}.items():
@@ -138,7 +137,7 @@ def test_modes_differ_and_say_what_the_head_writes(headlab: Headlab, tiny_home: 
     assert len({row[0] for row in ablated}) == 1
     assert len({row[1] for row in ablated}) == 3
     assert "(of 256 sequences of reversal kept for that)" in printed["mean"]
-    model, config = load_model(tiny_home / "tiny"), open_run(tiny_home / "tiny").config
+    model, config = HookedGPT.load(tiny_home / "tiny"), open_run(tiny_home / "tiny").config
     task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
     donors = head_donors(model, task.sample(8, seed=config.seed, split="reference"))
     frame = ablation_sweep(
@@ -158,7 +157,7 @@ def test_a_part_of_a_head_can_go_and_anything_be_measured(
     code, out, _ = headlab("ablate", "tiny", *FEW, *asked)
     assert code == 0
     assert "it keeps 0.5 of its own" in out
-    model, batch = load_model(tiny_home / "tiny"), unseen(tiny_home, 50)
+    model, batch = HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 50)
     frame = ablation_sweep(
         model, batch, Ablation(value=0.5), sets=[[(0, 0)]], metrics=["margin", "kl"]
     )
@@ -173,7 +172,7 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
     code, out, err = headlab("ablate", "tiny", *FEW, "--pairs", *heads)
     assert (code, err) == (0, "")
     frame = pair_effects(
-        load_model(tiny_home / "tiny"), unseen(tiny_home, 50), [(0, 0), (0, 1), (1, 1)]
+        HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 50), [(0, 0), (0, 1), (1, 1)]
     )
     assert "numbers are changes of loss (nats); sorted by" in out
     shown = table(out)
@@ -198,7 +197,9 @@ def test_groups_say_which_heads_stand_in_for_which(headlab: Headlab, tiny_home: 
     code, out, err = headlab("ablate", "tiny", *FEW, "--groups")
     assert (code, err) == (0, "")
     frame = head_redundancy(
-        load_model(tiny_home / "tiny"), unseen(tiny_home, 50), plan=RedundancyPlan(every_set=True)
+        HookedGPT.load(tiny_home / "tiny"),
+        unseen(tiny_home, 50),
+        plan=RedundancyPlan(every_set=True),
     )
     verdicts = {row["heads"]: row["verdict"] for row in json_rows(frame) if row["head"] is None}
     assert "numbers are changes of loss (nats)\n" in out
@@ -217,7 +218,7 @@ def test_a_model_that_is_no_run_is_asked_the_second_copy(headlab: Headlab, saved
     assert "8 sequences, blocks of 14, prefix id 0" in out
     assert "13 rows each: those that predict the second copy from its 2nd token" in out
     assert "so few sequences make it rough" in out
-    model = load_model(saved)
+    model = HookedGPT.load(saved)
     frame = ablation_sweep(model, repeated_batch(model), metrics=["loss"])
     losses = {row["heads"]: f"{row['ablated']:.4f}" for row in json_rows(frame)}
     shown = table(out)
@@ -235,7 +236,7 @@ def test_prompts_count_every_token_but_no_padding(
     losses = []
     with torch.no_grad():
         for row in ([3, 4, 5, 6, 7], [8, 9, 10]):
-            logits = load_model(saved)(torch.tensor([row]))[0].log_softmax(dim=-1)
+            logits = HookedGPT.load(saved)(torch.tensor([row]))[0].log_softmax(dim=-1)
             losses += [-logits[i, row[i + 1]].item() for i in range(len(row) - 1)]
     assert len(losses) == 6
     assert float(table(out)["loss (nats)"][0]) == pytest.approx(sum(losses) / 6, abs=1e-4)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.checkpoint import load_model
+from lab.hooked_gpt import HookedGPT
 from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
@@ -38,7 +38,9 @@ def test_probe_prints_the_scores_of_the_trained_model(headlab: Headlab, tiny_hom
     assert (code, err) == (0, "")
     assert out.startswith("tiny: reversal of length 4, step 60; mean attention")
     assert "30 sequences\n" in out
-    frame = score_heads(load_model(tiny_home / "tiny"), unseen(tiny_home, 30), ["sources", "first"])
+    frame = score_heads(
+        HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 30), ["sources", "first"]
+    )
     shown = table(out)
     for (layer, head), rows in frame.groupby(["layer", "head"]):
         assert shown[f"L{layer}H{head}"] == [f"{score:.2f}" for score in rows["score"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.checkpoint import load_model
+from lab.hooked_gpt import HookedGPT
 from probes.feeders.runs import SomeRuns
 from probes.feeders.scores import feeder_scores
 from probes.planted import PlantedHead, plant
@@ -47,7 +47,7 @@ def test_who_feeds_whom_is_said_and_shown(headlab: Headlab, circuit: Path) -> No
     code, out, err = headlab("feeders", str(circuit), "--frozen")
     assert (code, err) == (0, "")
     assert "1 head watched; L0H0 feeds L1H0\n" in out
-    model = load_model(circuit)
+    model = HookedGPT.load(circuit)
     pair = repeated_pair(model, n_sequences=8, longest=40)
     assert pair.description in out
     rows = json_rows(feeder_scores(model, pair, frozen=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.checkpoint import load_model
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.registry import get_task
 from probes.first_order.agreement import first_order_study
 from probes.first_order.importance import head_importance
@@ -38,7 +38,7 @@ def test_estimates_stand_beside_exact_ablations(
     asked = ("importance", "tiny", *FEW, "--metric", "loss", "--out", str(tmp_path / "out"))
     code, out, err = headlab(*asked)
     assert (code, err) == (0, "")
-    model = load_model(tiny_home / "tiny")
+    model = HookedGPT.load(tiny_home / "tiny")
     batch = get_task("reversal", length=4, n_symbols=8).sample(50, seed=0, split="test")
     study = first_order_study(model, batch)
     rows, shown = json_rows(study.heads), table(out)
@@ -67,7 +67,7 @@ def test_a_preview_takes_no_ablation_and_what_it_was_asked_for(
     assert "exact" not in out
     metric = re.search(r"^metric +(\w+)$", out, re.M)
     assert metric is not None
-    model = load_model(tiny_home / "tiny")
+    model = HookedGPT.load(tiny_home / "tiny")
     batch = get_task("reversal", length=4, n_symbols=8).sample(50, seed=0, split="test")
     frame = head_importance(model, batch, "token", "layer", metric[1])
     assert [cells[1] for cells in table(out)] == [f"{x:.3g}" for x in frame["importance"]]

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from lab.checkpoint import load_model
 from lab.config import ModelConfig
+from lab.hooked_gpt import HookedGPT
 from lab.inputs import checked_mask
-from lab.model import HookedGPT
 from lab.runs import open_run
 from lab.tasks.registry import get_task
 from lab.weights import weight_not_finite
@@ -63,7 +62,7 @@ def test_a_run_is_labelled_on_its_task(headlab: Headlab, tiny_home: Path) -> Non
     assert out.startswith("tiny: reversal of length 4, step 60\n")
     assert "input 40 unseen sequences of reversal; all begin with id 0 <bos>" in facts(out)
     batch = get_task("reversal", length=4, n_symbols=8).sample(40, seed=0, split="test")
-    study = label_study(load_model(tiny_home / "tiny"), batch)
+    study = label_study(HookedGPT.load(tiny_home / "tiny"), batch)
     assert study.labels.attrs["repeated_blocks"] in facts(out)
     shown = cells(out)
     for row in json_rows(study.labels):
@@ -77,7 +76,7 @@ def test_a_card_has_the_numbers_and_the_reason(headlab: Headlab, tiny_home: Path
     code, out, err = headlab("probe", "tiny", *FEW, "--card", "L0H1")
     assert (code, err) == (0, "")
     batch = get_task("reversal", length=4, n_symbols=8).sample(40, seed=0, split="test")
-    study = label_study(load_model(tiny_home / "tiny"), batch)
+    study = label_study(HookedGPT.load(tiny_home / "tiny"), batch)
     row = next(r for r in json_rows(study.labels) if (r["layer"], r["head"]) == (0, 1))
     assert f"L0H1: {shown_label(row['label'], 'reversal')}" in out
     assert row["reason"] in out
@@ -90,7 +89,7 @@ def test_a_model_that_is_no_run_is_read_on_repeated_tokens(headlab: Headlab, sav
     code, out, err = headlab("probe", str(saved), *FEW)
     assert (code, err) == (0, "")
     assert out.startswith("random: 2 layers x 3 heads\n")
-    model = load_model(saved)
+    model = HookedGPT.load(saved)
     study = label_study(model, sequences=40)
     assert f"input {study.labels.attrs['repeated_blocks']}" in facts(out)
     assert list(cells(out)) == ["L0H0", "L0H1", "L0H2", "L1H1"]
@@ -195,7 +194,7 @@ def test_an_interval_stands_beside_its_own_number(headlab: Headlab, saved: Path)
     header = headlab("probe", str(saved), *FEW)[1].split("\u2500")[0].splitlines()[-1]
     titles = ["head", "label", "score", "control", "effect", "of the effect"]
     assert re.split(r"\s{2,}", header.strip())[:6] == titles
-    study = label_study(load_model(saved), sequences=40)
+    study = label_study(HookedGPT.load(saved), sequences=40)
     shown = cells(headlab("probe", str(saved), *FEW)[1])
     for row in json_rows(study.labels):
         effect = "-" if row["effect"] is None else f"{row['effect']:.2f}"

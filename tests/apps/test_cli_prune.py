@@ -12,7 +12,7 @@ import pytest
 
 from apps.cli import main
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runs import open_run
 from probes.pruning import points
 

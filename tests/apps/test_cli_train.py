@@ -105,9 +105,9 @@ def test_train_shows_how_it_goes_and_what_is_next(headlab: Headlab, new_home: Pa
 
 
 def load(path: Path) -> object:
-    from lab.checkpoint import load_model
+    from lab.hooked_gpt import HookedGPT
 
-    return load_model(path)
+    return HookedGPT.load(path)
 
 
 def signal_after(

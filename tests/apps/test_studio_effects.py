@@ -8,9 +8,9 @@ import streamlit as st
 from apps.scored_sequences import DONORS
 from apps.studio import effects, loaders, models
 from apps.studio.address import View
-from lab.checkpoint import load_model
 from lab.evaluation import evaluate
 from lab.gates import HeadGates
+from lab.hooked_gpt import HookedGPT
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import ablation_sweep, head_donors
 
@@ -29,7 +29,7 @@ def view(studio_home, monkeypatch) -> View:
 
 @pytest.fixture
 def model(view):
-    return load_model(view.run.path, step=60)
+    return HookedGPT.load(view.run.path, step=60)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformer_lens.model_bridge import TransformerBridge
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.reads import AttentionReads
 from tests.benchmarks.measuring import (
     Times,

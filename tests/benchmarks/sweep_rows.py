@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformer_lens.model_bridge import TransformerBridge
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.ablation.runs import TOKENS_AT_ONCE
 from probes.ablation.sweep import sweep_sets
 from probes.ablation.table import ablation_sweep

@@ -186,7 +186,7 @@ def test_texts_that_want_to_run_are_only_read(
 def test_tokens_that_want_to_run_are_only_read(browser: Browser, tmp_path: Path) -> None:
     """A whole report, its pictures too, of a model whose tokens are called like that."""
     from lab.config import ModelConfig
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
     from lab.vocab import Vocab
     from probes.report.folder import write_report
 

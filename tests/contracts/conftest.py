@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
 
 SIZES = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_head": 6, "d_vocab": 13, "n_ctx": 16}
 LLAMA = {
@@ -50,7 +50,7 @@ def build() -> Callable[..., "HookedGPT"]:
 
     def built(name: str, **changes: object) -> "HookedGPT":
         from lab.config import ModelConfig
-        from lab.model import HookedGPT
+        from lab.hooked_gpt import HookedGPT
 
         # Shapes are checked when models run, and building them takes half of a small test.
         with pytest.MonkeyPatch.context() as patch:

@@ -26,7 +26,7 @@ from transformer_lens.tools.analysis.interchange import (
 )
 from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 CLEAN = torch.tensor([[0, 5, 3]])
 CORRUPT = torch.tensor([[0, 11, 3]])

@@ -11,8 +11,8 @@ from lab.config import SampleConfig
 from lab.decoding import Decoder
 from lab.gates import GateTensors, HeadGates
 from lab.generation import Step, steps
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 from tests.contracts.conftest import ARCHITECTURES
 
 WRITERS = [name for name in ARCHITECTURES if name not in ("bidirectional", "other outputs")]

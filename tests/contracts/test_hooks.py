@@ -12,9 +12,9 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from lab.blocks import Attention
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
 from lab.lens.hook_table import FLAGGED_HOOKS
-from lab.model import HookedGPT
 
 pytestmark = pytest.mark.usefixtures("as_a_user")  # shapes: test_architectures.py
 

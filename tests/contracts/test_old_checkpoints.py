@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
+from lab.hooked_gpt import HookedGPT
 from lab.lens.boot_native import to_boot_native
-from lab.lens.old_checkpoint import load_tl_checkpoint
 from lab.lens.old_config import REFUSED, config_fields, translate_config
-from lab.model import HookedGPT
 from probes.pruning.removing import prune_heads
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tl39"
@@ -71,7 +70,7 @@ def test_version_2(name: str) -> None:
     stem = FIXTURES.parent / "tl218" / name
     state, seen = load_file(f"{stem}.safetensors"), load_file(f"{stem}.seen.safetensors")
     assert state["blocks.1.attn.mask"].shape == (8, 8)
-    model = load_tl_checkpoint(state, f"{stem}.json")
+    model = HookedGPT.from_tl_checkpoint(state, f"{stem}.json")
     close(model(seen["tokens"]), seen["logits"])
     exact = model.double()(seen["tokens"])
     torch.testing.assert_close(exact, seen["logits.float64"], atol=1e-11, rtol=0)
@@ -118,7 +117,7 @@ def test_every_form_of_checkpoint_and_config_is_the_same(tmp_path: Path) -> None
     wanted = load("llama")
     for source in (*files, with_parameters):
         for config in (cfg, live, FIXTURES / "llama.json", str(FIXTURES / "llama.json")):
-            model = load_tl_checkpoint(source, config)
+            model = HookedGPT.from_tl_checkpoint(source, config)
             assert model.config == wanted.config
             assert not model.training
             for name, tensor in wanted.state_dict().items():
@@ -128,7 +127,7 @@ def test_every_form_of_checkpoint_and_config_is_the_same(tmp_path: Path) -> None
 
 def test_the_model_is_a_copy() -> None:
     state = state_of("gpt2")
-    model = load_tl_checkpoint(state, cfg_of("gpt2"))
+    model = HookedGPT.from_tl_checkpoint(state, cfg_of("gpt2"))
     with torch.no_grad():
         model.W_E.zero_()
     assert state["embed.W_E"].abs().sum() > 0
@@ -138,27 +137,27 @@ def test_buffers_may_be_gone_already() -> None:
     state = state_of("llama")
     bare = {name: t for name, t in state.items() if not re.search("mask|IGNORE|rotary", name)}
     assert len(state) - len(bare) == 2 * 4
-    model = load_tl_checkpoint(bare, cfg_of("llama"))
+    model = HookedGPT.from_tl_checkpoint(bare, cfg_of("llama"))
     close(model(seen_by("llama")["tokens"]), seen_by("llama")["logits"])
 
 
 def test_keys_and_values_of_groups_may_have_their_plain_names() -> None:
     state = {name.replace("attn._", "attn."): tensor for name, tensor in state_of("llama").items()}
-    model = load_tl_checkpoint(state, cfg_of("llama"))
+    model = HookedGPT.from_tl_checkpoint(state, cfg_of("llama"))
     close(model(seen_by("llama")["tokens"]), seen_by("llama")["logits"])
     state["blocks.0.attn._W_K"] = state["blocks.0.attn.W_K"]
     with pytest.raises(ValueError, match=r"must hold 'blocks.0.attn.W_K' once, got it with and"):
-        load_tl_checkpoint(state, cfg_of("llama"))
+        HookedGPT.from_tl_checkpoint(state, cfg_of("llama"))
 
 
 def test_what_the_old_class_filled_in_is_filled_in() -> None:
     cfg = {"n_layers": 2, "d_model": 16, "d_head": 6, "n_ctx": 8, "act_fn": "gelu_new"}
     cfg |= {"d_mlp": 20, "n_heads": 4, "d_vocab": -1, "attn_scale": -1.0}
-    model = load_tl_checkpoint(state_of("gpt2"), cfg)
+    model = HookedGPT.from_tl_checkpoint(state_of("gpt2"), cfg)
     assert model.config == load("gpt2").config
     wide = ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4, act_fn="relu")
     short = {"n_layers": 1, "d_model": 8, "d_head": 4, "n_ctx": 4}
-    got = load_tl_checkpoint(HookedGPT(wide).state_dict(), short).config
+    got = HookedGPT.from_tl_checkpoint(HookedGPT(wide).state_dict(), short).config
     assert (got.n_heads, got.mlp_width, got.d_vocab, got.act_fn) == (2, 32, 5, "relu")
     assert model.cfg.default_prepend_bos is True
 
@@ -166,7 +165,7 @@ def test_what_the_old_class_filled_in_is_filled_in() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_dtype_is_that_of_the_tensors(dtype: torch.dtype) -> None:
     state = {k: t.to(dtype) if t.is_floating_point() else t for k, t in state_of("gpt2").items()}
-    model = load_tl_checkpoint(state, cfg_of("gpt2"))
+    model = HookedGPT.from_tl_checkpoint(state, cfg_of("gpt2"))
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert model.cfg.dtype == dtype
 
@@ -312,9 +311,9 @@ def test_a_config_that_lacks_a_field() -> None:
     cfg = cfg_of("gpt2")
     del cfg["d_head"]
     with pytest.raises(ValueError, match="cfg must have the field 'd_head', which Hooked"):
-        load_tl_checkpoint(state_of("gpt2"), cfg)
+        HookedGPT.from_tl_checkpoint(state_of("gpt2"), cfg)
     with pytest.raises(ValueError, match=r"cfg must be a dict, a JSON file or an .* got int"):
-        load_tl_checkpoint(state_of("gpt2"), 5)
+        HookedGPT.from_tl_checkpoint(state_of("gpt2"), 5)
 
 
 def altered(**changes: Any) -> dict[str, Any]:
@@ -345,7 +344,7 @@ def altered(**changes: Any) -> dict[str, Any]:
 )
 def test_tensors_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_tl_checkpoint(altered(**changes), cfg_of("gpt2"))
+        HookedGPT.from_tl_checkpoint(altered(**changes), cfg_of("gpt2"))
 
 
 def test_a_config_of_another_model() -> None:
@@ -379,7 +378,7 @@ def test_a_config_that_claims_too_much_costs_nothing(claim: dict[str, int]) -> N
 )
 def test_what_is_no_state_dict(source: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_tl_checkpoint(source, {**cfg_of("gpt2"), "d_vocab": -1})
+        HookedGPT.from_tl_checkpoint(source, {**cfg_of("gpt2"), "d_vocab": -1})
 
 
 class Hostile:
@@ -409,7 +408,7 @@ def test_a_pickle_of_more_than_tensors_is_refused_and_runs_nothing(
         path = tmp_path / f"{number}.pt"
         torch.save(held, path, _use_new_zipfile_serialization=zipped)
         with pytest.raises(ValueError) as refused:
-            load_tl_checkpoint(path, cfg_of("gpt2"))
+            HookedGPT.from_tl_checkpoint(path, cfg_of("gpt2"))
         assert "a .pt checkpoint must hold tensors only, got " in one_line(refused)
         assert "could run any code" in one_line(refused)
     assert not proof.exists()
@@ -423,34 +422,34 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, suffix: str) -> None:
     else:
         torch.save(state_of("gpt2"), path, _use_new_zipfile_serialization=suffix == ".pt")
     whole = path.read_bytes()
-    load_tl_checkpoint(path, cfg_of("gpt2"))
+    HookedGPT.from_tl_checkpoint(path, cfg_of("gpt2"))
     # Not zipped, it begins with dotted names: each may be cut in its middle.
     sizes = (*range(400), len(whole) // 2, len(whole) - 1)
     for cut in [whole[:size] for size in sizes] + [b"\0" * 999, b"PK\3\4" * 99, b"{}" * 99]:
         path.write_bytes(cut)
         with pytest.raises(ValueError) as refused:
-            load_tl_checkpoint(path, cfg_of("gpt2"))
+            HookedGPT.from_tl_checkpoint(path, cfg_of("gpt2"))
         assert "a checkpoint must be a whole ." in one_line(refused)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     cfg = cfg_of("gpt2")
     with pytest.raises(FileNotFoundError, match=r"No such file .*absent\.pt"):
-        load_tl_checkpoint(tmp_path / "absent.pt", cfg)
+        HookedGPT.from_tl_checkpoint(tmp_path / "absent.pt", cfg)
     with pytest.raises(FileNotFoundError, match=r"No such file .*absent\.json"):
-        load_tl_checkpoint(state_of("gpt2"), tmp_path / "absent.json")
+        HookedGPT.from_tl_checkpoint(state_of("gpt2"), tmp_path / "absent.json")
     with pytest.raises(ValueError, match="a checkpoint must be a file, not a folder, got"):
-        load_tl_checkpoint(tmp_path, cfg)
+        HookedGPT.from_tl_checkpoint(tmp_path, cfg)
     with pytest.raises(ValueError, match="cfg must be a file, not a folder, got"):
-        load_tl_checkpoint(state_of("gpt2"), tmp_path)
+        HookedGPT.from_tl_checkpoint(state_of("gpt2"), tmp_path)
     other = tmp_path / "model.h5"
     other.write_bytes(b"HDF")
     with pytest.raises(ValueError, match=r"must be a \.safetensors or a \.pt file, got .*model.h5"):
-        load_tl_checkpoint(other, cfg)
+        HookedGPT.from_tl_checkpoint(other, cfg)
     for text in (b"", b"{", b"\xff\xfe", b"[" * 99_999):
         other.write_bytes(text)
         with pytest.raises(ValueError, match=r"cfg must be a JSON file, got .*; write one with"):
-            load_tl_checkpoint(state_of("gpt2"), other)
+            HookedGPT.from_tl_checkpoint(state_of("gpt2"), other)
     other.write_bytes(b"[1]")
     with pytest.raises(ValueError, match="cfg must be a dict, a JSON file or an object"):
-        load_tl_checkpoint(state_of("gpt2"), other)
+        HookedGPT.from_tl_checkpoint(state_of("gpt2"), other)

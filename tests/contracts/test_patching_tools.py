@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformer_lens import ActivationCache, patching
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 CLEAN = torch.tensor([[0, 5, 3], [1, 4, 8]])
 CORRUPT = torch.tensor([[0, 11, 3], [10, 4, 8]])

@@ -15,8 +15,8 @@ from transformer_lens.hook_points import HookPoint
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
+from lab.hooked_gpt import HookedGPT
 from lab.lens.hook_table import FLAGGED_HOOKS
-from lab.model import HookedGPT
 
 Built = Callable[..., HookedGPT]
 TESTS = Path(__file__).resolve().parents[1]

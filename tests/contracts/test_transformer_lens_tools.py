@@ -12,7 +12,7 @@ from transformer_lens.head_detector import detect_head
 from transformer_lens.tools.training import TrainConfig, train
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 pytestmark = pytest.mark.usefixtures("as_a_user")  # shapes: test_architectures.py
 

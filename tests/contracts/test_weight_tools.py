@@ -14,7 +14,7 @@ from transformer_lens.model_protocol import (
 from transformer_lens.tools.analysis import attention_head_subspace_affinity
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.norms import RMSNorm
 from lab.vocab import letter_vocab
 from probes.pruning.removing import prune_heads

@@ -165,7 +165,7 @@ def test_a_value_that_cannot_be_shown_is_still_one_line(name: str, key: str) -> 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kept", [None, ((1,), ())])
 def test_the_number_of_parameters_is_the_models(kind: str, tied: bool, kept: Any) -> None:
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
 
     shape = {"positional_embedding_type": kind, "tie_word_embeddings": tied, "kept_heads": kept}
     config = ModelConfig(**MODEL, **shape, d_head=6, d_mlp=5)

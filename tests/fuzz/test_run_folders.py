@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from apps.cli import main
 from apps.studio.address import all_heads, all_steps
-from lab.checkpoint import load_model
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, seal_folder
 from lab.runs import CONFIG, METRICS, WEIGHTS, list_runs, open_run, update_derived
 from lab.training import train
@@ -167,9 +167,9 @@ def uses(
     all_uses = (
         lambda run_dir: open_run("tiny", run_dir.parent),
         lambda run_dir: open_run(run_dir, unfinished=True).metrics(),
-        lambda run_dir: load_model(run_dir),
-        lambda run_dir: load_model(run_dir, step=1),
-        lambda run_dir: load_model(open_run(run_dir, unfinished=True).checkpoint(0)),
+        lambda run_dir: HookedGPT.load(run_dir),
+        lambda run_dir: HookedGPT.load(run_dir, step=1),
+        lambda run_dir: HookedGPT.load(open_run(run_dir, unfinished=True).checkpoint(0)),
         every_file,
         studio,
         lambda run_dir: command("runs"),

@@ -9,7 +9,7 @@ import pytest
 
 from lab.evaluation import evaluate
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.first_order.agreement import first_order_study

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
+from lab.hooked_gpt import HookedGPT
 from lab.lens.old_config import REFUSED
-from lab.model import HookedGPT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")

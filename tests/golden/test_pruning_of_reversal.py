@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.registry import get_task
 from probes.pruning.curves import pruning_curve, random_band, removable
 from probes.pruning.plan import PruningPlan

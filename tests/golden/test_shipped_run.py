@@ -8,7 +8,7 @@ import torch
 
 from lab.checkpoint import can_resume
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runs import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task

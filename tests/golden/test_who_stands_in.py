@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.redundancy import RedundancyPlan, head_redundancy

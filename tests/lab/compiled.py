@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {},

@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 SHAPE = {
     "num_hidden_layers": 2,

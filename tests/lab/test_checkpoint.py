@@ -11,12 +11,11 @@ import torch
 from lab.checkpoint import (
     OPTIMIZER,
     load_checkpoint,
-    load_model,
     save_model,
 )
 from lab.config import ModelConfig
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, seal_folder
-from lab.model import HookedGPT
 from lab.runs import CONFIG, WEIGHTS, open_run
 from lab.tasks.registry import get_task
 from lab.trainer import make_optimizer
@@ -57,16 +56,16 @@ def test_saved_and_loaded_is_the_same_bits(tmp_path, changes, dtype):
 
 
 def test_a_run_gives_its_trained_model_or_a_step(run_dir):
-    trained = load_model(run_dir)
-    last = load_model(run_dir, step=6)
-    first = load_model(run_dir / "checkpoints" / "step-000000")
+    trained = HookedGPT.load(run_dir)
+    last = HookedGPT.load(run_dir, step=6)
+    first = HookedGPT.load(run_dir / "checkpoints" / "step-000000")
     assert torch.equal(trained.W_E, last.W_E)
     assert torch.equal(first.W_E, HookedGPT(open_run(run_dir).config.model).W_E)
     assert not torch.equal(first.W_E, trained.W_E)
     with pytest.raises(
         ValueError, match=r"step must be one with a checkpoint \(0, 2, 4, 6\), got 5"
     ):
-        load_model(run_dir, step=5)
+        HookedGPT.load(run_dir, step=5)
 
 
 def test_a_run_knows_the_symbols_of_its_task(run_dir, tmp_path):
@@ -93,7 +92,7 @@ def test_a_damaged_folder_is_not_loaded(run_dir, name, damage):
     with pytest.raises(
         ValueError, match=rf"^{name} must (be there|have).*; restore it from a copy"
     ):
-        load_model(folder)
+        HookedGPT.load(folder)
 
 
 def test_a_folder_without_manifest_is_not_loaded(run_dir):
@@ -102,23 +101,23 @@ def test_a_folder_without_manifest_is_not_loaded(run_dir):
     with pytest.raises(
         ValueError, match=r"folder must be complete, got .* without its manifest\.json"
     ):
-        load_model(folder)
+        HookedGPT.load(folder)
     (run_dir / MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"run must be complete, got 'tiny', .* with --resume"):
-        load_model(run_dir)
+        HookedGPT.load(run_dir)
     with pytest.raises(ValueError, match=r"run must be a folder with a config\.json, got"):
-        load_model(run_dir / "nowhere")
+        HookedGPT.load(run_dir / "nowhere")
     with pytest.raises(
         ValueError, match="must be a run folder or a checkpoint folder, got the file"
     ):
-        load_model(run_dir / WEIGHTS)
+        HookedGPT.load(run_dir / WEIGHTS)
 
 
 def test_another_config_is_found_before_memory_is_taken(tmp_path, monkeypatch):
     HookedGPT(small()).save(tmp_path / "model")
     path = tmp_path / "model" / CONFIG
     data = json.loads(path.read_text())
-    monkeypatch.setattr("lab.checkpoint.HookedGPT", None)  # building the model would fail
+    monkeypatch.setattr(HookedGPT, "__init__", None)  # building the model would fail
     for change, message in (
         ({"d_model": 10**7, "d_head": 4}, r"embed\.W_E must have the shape \[6, 10000000\]"),
         ({"n_layers": 10_000}, r"must hold 'blocks\.1\.ln1\.w' of shape \[8\], as its config"),
@@ -127,7 +126,7 @@ def test_another_config_is_found_before_memory_is_taken(tmp_path, monkeypatch):
         path.write_text(json.dumps(data | {"model": data["model"] | change}))
         seal_folder(tmp_path / "model")  # an honest manifest over weights and config of two models
         with pytest.raises(ValueError, match=message):
-            load_model(tmp_path / "model")
+            HookedGPT.load(tmp_path / "model")
 
 
 def test_config_keys_and_versions_are_checked(tmp_path):
@@ -145,7 +144,7 @@ def test_config_keys_and_versions_are_checked(tmp_path):
         path.write_text(json.dumps(data | change))
         seal_folder(tmp_path / "model")
         with pytest.raises(ValueError, match=message):
-            load_model(tmp_path / "model")
+            HookedGPT.load(tmp_path / "model")
 
 
 def test_pickles_are_refused_wherever_they_lie(tmp_path, run_dir):
@@ -155,7 +154,7 @@ def test_pickles_are_refused_wherever_they_lie(tmp_path, run_dir):
     torch.save(model.state_dict(), run_dir / WEIGHTS)
     for path in (tmp_path / "only", tmp_path / "only" / "model.pt", run_dir):
         with pytest.raises(ValueError, match=r"must be a \.safetensors file, got the pickle '.*'"):
-            load_model(path)
+            HookedGPT.load(path)
 
 
 def test_a_full_disk_leaves_no_half_model(tmp_path, full_disk):

@@ -10,7 +10,7 @@ from torch import nn
 from lab.config import ModelConfig
 from lab.evaluation import Evaluation, answer_loss, evaluate
 from lab.gates import GateTensors, HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.copying import Copying
 from lab.tasks.induction import Induction

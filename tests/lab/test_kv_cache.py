@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from lab.config import ModelConfig
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 from lab.reads import AttentionReads
 
 POSITIONS = ["standard", "sinusoidal", "rotary"]

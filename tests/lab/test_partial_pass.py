@@ -5,7 +5,7 @@ import torch
 
 from lab.config import ModelConfig
 from lab.gates import GateTensors
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.partial_pass import can_be_entered, edited_rows, whole_pass
 
 KINDS = {

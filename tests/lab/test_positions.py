@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from lab.config import ModelConfig
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 from lab.positions import rotary_turns, sinusoidal_positions, turned
 
 KINDS = ("standard", "sinusoidal", "rotary", "none")

@@ -12,8 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lab.model import HookedGPT
-from lab.pretrained import from_pretrained
+from lab.hooked_gpt import HookedGPT
 from lab.vocab import letter_vocab
 from tests.lab.small_transformers import GPT2, SHAPE, llama, same_logits, some_tokens, stirred
 
@@ -75,10 +74,10 @@ def test_a_tied_config_with_a_head_of_its_own_gives_the_logits_of_that_head(
 def test_shards(tmp_path: Path):
     llama().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    same_logits(from_pretrained(str(tmp_path / "shards")), llama())
+    same_logits(HookedGPT.from_pretrained(str(tmp_path / "shards")), llama())
     next((tmp_path / "shards").glob("model-00002*")).unlink()
     with pytest.raises(ValueError, match=r"must be there, as model.safetensors.index.json says"):
-        from_pretrained(tmp_path / "shards")
+        HookedGPT.from_pretrained(tmp_path / "shards")
 
 
 def test_a_shard_outside_its_folder_is_not_read(folder: Path, tmp_path: Path):
@@ -86,7 +85,7 @@ def test_a_shard_outside_its_folder_is_not_read(folder: Path, tmp_path: Path):
     index = {"weight_map": {"lm_head.weight": "../outside.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="got no such file"):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_precision(folder: Path, stored: torch.dtype, asked: torch.dtype | None,
     path = folder / "model.safetensors"
     tensors = {name: tensor.to(stored) for name, tensor in load_file(path).items()}
     save_file(tensors, path)
-    model = from_pretrained(folder, dtype=asked)
+    model = HookedGPT.from_pretrained(folder, dtype=asked)
     assert model.W_E.dtype == model.cfg.dtype == got
     assert torch.equal(model.W_E, tensors["model.embed_tokens.weight"].to(got))
 
@@ -112,7 +111,7 @@ def test_older_writing_of_the_same_model(folder: Path):
     data = json.loads((folder / "config.json").read_text())
     del data["rope_parameters"]
     (folder / "config.json").write_text(json.dumps(data | {"rope_theta": 123.0}))
-    same_logits(from_pretrained(folder), hf)
+    same_logits(HookedGPT.from_pretrained(folder), hf)
 
     gpt2 = stirred(transformers.GPT2LMHeadModel, transformers.GPT2Config(**GPT2))
     gpt2.save_pretrained(folder.parent / "gpt2")
@@ -120,7 +119,7 @@ def test_older_writing_of_the_same_model(folder: Path):
     old = {name.removeprefix("transformer."): t for name, t in load_file(path).items()}
     old |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 16, 16).tril() for layer in range(2)}
     save_file(old, path)
-    same_logits(from_pretrained(folder.parent / "gpt2"), gpt2)
+    same_logits(HookedGPT.from_pretrained(folder.parent / "gpt2"), gpt2)
 
 
 @pytest.mark.parametrize(
@@ -149,42 +148,42 @@ def test_older_writing_of_the_same_model(folder: Path):
 def test_configs_that_are_refused(folder: Path, changes: dict[str, Any], message: str):
     change_config(folder, **changes)
     with pytest.raises(ValueError, match=message):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
 
 
 def test_other_settings_of_gpt2_are_refused():
     for key, value in (("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)):
         config = transformers.GPT2Config(**GPT2, **{key: value})
         with pytest.raises(ValueError, match=f"{key} must be {not value} in a gpt2 model"):
-            from_pretrained(stirred(transformers.GPT2LMHeadModel, config))
+            HookedGPT.from_pretrained(stirred(transformers.GPT2LMHeadModel, config))
 
 
 def test_gate_biases_have_no_place():
     with pytest.raises(ValueError, match=r"gate_proj.bias must be 0 in a HookedGPT"):
-        from_pretrained(llama(mlp_bias=True))
+        HookedGPT.from_pretrained(llama(mlp_bias=True))
     hf = llama(mlp_bias=True)
     with torch.no_grad():
         for name, parameter in hf.named_parameters():
             if name.endswith(("gate_proj.bias", "up_proj.bias")):
                 parameter.zero_()
-    same_logits(from_pretrained(hf), hf)
+    same_logits(HookedGPT.from_pretrained(hf), hf)
 
 
 @pytest.mark.usefixtures("as_a_user")
 def test_devices_and_tokenizers_of_no_kind_are_refused():
     with pytest.raises(ValueError, match="unknown device 'gpu'"):
-        from_pretrained(llama(), device="gpu")
+        HookedGPT.from_pretrained(llama(), device="gpu")
     with pytest.raises(ValueError, match=r"tokenizer must be one of transformers, .* got 'Vocab'"):
-        from_pretrained(llama(), tokenizer=letter_vocab(3))
-    assert from_pretrained(llama(), device="auto").config.n_layers == 2
+        HookedGPT.from_pretrained(llama(), tokenizer=letter_vocab(3))
+    assert HookedGPT.from_pretrained(llama(), device="auto").config.n_layers == 2
 
 
 def test_heads_of_other_kinds_are_refused():
     config = transformers.LlamaConfig(**SHAPE, pad_token_id=0)
     with pytest.raises(ValueError, match=r"lm_head.weight must be a tensor .* got no such tensor"):
-        from_pretrained(stirred(transformers.LlamaForSequenceClassification, config))
+        HookedGPT.from_pretrained(stirred(transformers.LlamaForSequenceClassification, config))
     with pytest.raises(ValueError, match="model must be one of transformers, got Linear"):
-        from_pretrained(nn.Linear(2, 2))
+        HookedGPT.from_pretrained(nn.Linear(2, 2))
 
 
 class Trap:
@@ -199,37 +198,37 @@ def test_no_pickle_is_loaded(folder: Path, name: str):
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(pickle.dumps(Trap()))
     with pytest.raises(ValueError, match=r"weights must be a .safetensors file, got the pickle"):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
     with pytest.raises(ValueError, match="got the pickle"):
-        from_pretrained(folder / name)
+        HookedGPT.from_pretrained(folder / name)
 
 
 def test_damaged_weights(folder: Path):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ValueError, match=r"must be a whole .safetensors file"):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
 
 
 def test_names_that_are_nothing(folder: Path, tmp_path: Path):
     message = r"unknown pretrained model 'gpt2'; choose from smollm2-135m-instruct; or give"
     with pytest.raises(ValueError, match=message):
-        from_pretrained("gpt2")
+        HookedGPT.from_pretrained("gpt2")
     with pytest.raises(ValueError, match=r"did you mean 'smollm2-135m-instruct'"):
-        from_pretrained("smollm2-135m-instrukt")
+        HookedGPT.from_pretrained("smollm2-135m-instrukt")
     with pytest.raises(ValueError, match="give the folder that holds it"):
-        from_pretrained(folder / "model.safetensors")
+        HookedGPT.from_pretrained(folder / "model.safetensors")
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"must hold config.json and model.safetensors"):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
     with pytest.raises(ValueError, match="model must be readable, got 'File name too long'"):
-        from_pretrained("x" * 5000)
+        HookedGPT.from_pretrained("x" * 5000)
     with pytest.raises(ValueError, match="dtype must be a floating-point type"):
-        from_pretrained(tmp_path, dtype=torch.int8)
+        HookedGPT.from_pretrained(tmp_path, dtype=torch.int8)
 
 
 def test_saving_and_loading_again(folder: Path, tmp_path: Path):
-    model = from_pretrained(folder)
+    model = HookedGPT.from_pretrained(folder)
     model.save(tmp_path / "ours")
     again = HookedGPT.load(tmp_path / "ours")
     assert again.config == model.config
@@ -253,7 +252,7 @@ def test_the_shipped_run_becomes_a_transformers_model():
 def test_no_heads_to_share_a_width(folder: Path):
     change_config(folder, num_attention_heads=0)
     with pytest.raises(ValueError, match=r"^config.json must be a llama config that transformers"):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +266,7 @@ def test_a_tensor_of_an_unsupported_type_is_not_called_damaged(
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=rf"^model.norm.weight must be in memory, .* got {name}"):
-        from_pretrained(folder)
+        HookedGPT.from_pretrained(folder)
 
 
 def test_a_mask_of_whole_numbers_beside_the_weights_is_passed_over(tmp_path: Path):
@@ -276,20 +275,20 @@ def test_a_mask_of_whole_numbers_beside_the_weights_is_passed_over(tmp_path: Pat
     weights = tmp_path / "masked" / "model.safetensors"
     mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8)}
     save_file({**load_file(weights), **mask}, weights, metadata={"format": "pt"})
-    same_logits(from_pretrained(tmp_path / "masked"), hf)
+    same_logits(HookedGPT.from_pretrained(tmp_path / "masked"), hf)
 
 
 @pytest.mark.usefixtures("as_a_user")
 @pytest.mark.parametrize("source", [None, 3, b"small"])
 def test_a_source_is_a_name_a_path_or_a_model(source: Any):
     with pytest.raises(ValueError, match=r"^model must be a name, a path or a model of transf"):
-        from_pretrained(source)
+        HookedGPT.from_pretrained(source)
 
 
 @pytest.mark.usefixtures("as_a_user")
 def test_a_dtype_by_its_name(folder: Path):
     for name in ("bfloat16", "torch.bfloat16"):
-        assert from_pretrained(folder, dtype=name).W_E.dtype == torch.bfloat16
+        assert HookedGPT.from_pretrained(folder, dtype=name).W_E.dtype == torch.bfloat16
     for wrong in ("bfloat61", "nn", 3):
         with pytest.raises(ValueError, match=r"^dtype must be a floating-point type, got "):
-            from_pretrained(folder, dtype=wrong)
+            HookedGPT.from_pretrained(folder, dtype=wrong)

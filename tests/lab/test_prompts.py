@@ -7,7 +7,7 @@ import torch
 
 from lab.config import ModelConfig, SampleConfig
 from lab.generation import generate, left_padded, steps
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.vocab import Vocab
 
 FOUR = torch.tensor([[0, 3, 5, 1], [0, 2, 2, 4], [0, 4, 1, 5]])

@@ -296,7 +296,7 @@ def test_thirty_thousand_tokens_fit_in_1500_megabytes() -> None:
 import resource
 import torch
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 torch.set_num_threads(2)
 n = 32_768

@@ -21,7 +21,7 @@ from lab.families.token_text import (
     token_texts,
     token_vocab,
 )
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.attention.maps import attention_map
 from probes.writing.next_token import next_token_table
 

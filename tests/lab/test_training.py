@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from lab import training
-from lab.checkpoint import load_model
 from lab.config import TrainConfig
 from lab.durable import temporary_name
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runs import WEIGHTS, list_runs, open_run
 from lab.runtime import Processes
 from lab.tasks.registry import TASKS, get_task
@@ -304,7 +303,7 @@ def test_a_learning_rate_that_breaks_the_weights_is_named(tiny_config, tmp_path)
     with pytest.raises(ValueError, match=r"must be finite, got .* at step \d.*lower learning_rate"):
         finish(config, tmp_path / "tiny")
     run = open_run(tmp_path / "tiny", unfinished=True)
-    assert torch.isfinite(load_model(run.checkpoint()).W_E).all()
+    assert torch.isfinite(HookedGPT.load(run.checkpoint()).W_E).all()
 
 
 @pytest.mark.parametrize("room", [150, 5000, 8000])

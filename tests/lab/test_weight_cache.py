@@ -13,7 +13,7 @@ import torch
 
 from lab.config import ModelConfig
 from lab.families.weight_cache import cache_home, cached_model, read_tensors, write_tensors
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.weights import read_weights
 
 SHA = "0" * 64
@@ -46,15 +46,15 @@ def equal(one: HookedGPT, other: HookedGPT) -> bool:
 
 def test_the_second_load_builds_nothing(home: Path):
     build = Builder()
-    first = cached_model("tiny", SHA, build)
-    second = cached_model("tiny", SHA, build)
+    first = cached_model("tiny", SHA, build, HookedGPT)
+    second = cached_model("tiny", SHA, build, HookedGPT)
     assert build.times == 1
     assert equal(first, second)
     assert second.provenance == "made in a test"
     assert not second.training
     assert second.cfg.device == "cpu"
     assert [path.name for path in home.iterdir()] == [f"tiny-{SHA[:16]}-v1"]
-    cached_model("tiny", "1" * 64, build)
+    cached_model("tiny", "1" * 64, build, HookedGPT)
     assert build.times == 2  # another file, another model
 
 
@@ -95,12 +95,12 @@ def a_file_instead(folder: Path) -> None:
 )
 def test_a_damaged_cache_is_built_again(home: Path, damage: Callable[[Path], None]):
     build = Builder()
-    first = cached_model("tiny", SHA, build)
+    first = cached_model("tiny", SHA, build, HookedGPT)
     (folder,) = home.iterdir()
     damage(folder)
-    assert equal(cached_model("tiny", SHA, build), first)
+    assert equal(cached_model("tiny", SHA, build, HookedGPT), first)
     assert build.times == 2
-    assert equal(cached_model("tiny", SHA, build), first)
+    assert equal(cached_model("tiny", SHA, build, HookedGPT), first)
     assert build.times == 2
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk_still_gives_a_model(
 ):
     build = Builder()
     with full_disk(500), pytest.warns(UserWarning, match="not cached, so the next load is as slow"):
-        model = cached_model("tiny", SHA, build)
+        model = cached_model("tiny", SHA, build, HookedGPT)
     assert equal(model, Builder()())
     assert not list(home.iterdir())
 
@@ -118,7 +118,7 @@ def test_a_cache_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPa
     home.parent.mkdir(parents=True)
     home.write_text("a file where a folder should be")
     with pytest.warns(UserWarning, match="place for output must be writable"):
-        assert equal(cached_model("tiny", SHA, Builder()), Builder()())
+        assert equal(cached_model("tiny", SHA, Builder(), HookedGPT), Builder()())
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.warns(UserWarning, match="Could not determine home directory"):
-        cached_model("tiny", SHA, Builder())
+        cached_model("tiny", SHA, Builder(), HookedGPT)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
@@ -135,7 +135,7 @@ def test_a_read_only_cache(home: Path):
     home.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         with pytest.warns(UserWarning, match="place for output must be writable"):
-            cached_model("tiny", SHA, Builder())
+            cached_model("tiny", SHA, Builder(), HookedGPT)
     finally:
         home.chmod(stat.S_IRWXU)
 
@@ -144,12 +144,12 @@ def test_another_process_was_quicker(home: Path):
     build = Builder()
 
     def slowly() -> HookedGPT:
-        cached_model("tiny", SHA, build)
+        cached_model("tiny", SHA, build, HookedGPT)
         return build()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cached_model("tiny", SHA, slowly)
+        cached_model("tiny", SHA, slowly, HookedGPT)
     assert len(list(home.iterdir())) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.weights import check_header, expected_shapes, read_header, refuse_pickle, weights_bytes
 
 

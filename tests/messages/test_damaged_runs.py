@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from apps.cli import main
+from lab.hooked_gpt import HookedGPT
 from lab.manifest import seal_folder
-from lab.model import HookedGPT
 from lab.naming import unknown_name
 from lab.tasks.registry import TASKS
 
@@ -329,7 +329,7 @@ def test_shapes_that_disagree_are_found_before_memory_is_taken(
     if shape is not None:
         with_header(run / "model.safetensors", lambda h: h["embed.W_E"].update(shape=shape))
     seal_folder(run)
-    monkeypatch.setattr("lab.checkpoint.HookedGPT", None)  # building a model would be a TypeError
+    monkeypatch.setattr(HookedGPT, "__init__", None)  # building a model would be a TypeError
     monkeypatch.setattr("lab.checkpoint.read_weights", None)
     got = refusal("probe", "tiny")
     assert got.startswith(message[:-3]) if message.endswith("...") else got == message

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from apps.cli import main
-from lab.checkpoint import load_model
 from lab.durable import hold
+from lab.hooked_gpt import HookedGPT
 from lab.runs import MetricsRow, list_runs, open_run
 from lab.trainer import Trainer
 
@@ -32,7 +32,7 @@ def test_a_loss_that_is_no_number_stops_at_its_step_and_keeps_the_checkpoint(
             "1e+30"
         )
     assert f"step {run.steps[-1] + 1}" in message and "lower learning_rate" in message
-    kept = load_model(run.checkpoint())
+    kept = HookedGPT.load(run.checkpoint())
     assert all(torch.isfinite(parameter).all() for parameter in kept.parameters())
     assert [run.name for run in list_runs()] == ["tiny"]
     assert main(["runs"]) == 0

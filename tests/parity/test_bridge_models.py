@@ -12,7 +12,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.registry import get_task
 from probes.attention.distances import head_distances
 from probes.attention.entropy import entropy_profile

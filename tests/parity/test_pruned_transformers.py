@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.pruning.removing import prune_heads
 
 HEADS = ((0, 0), (0, 2), (0, 3), *((1, head) for head in range(6)), (2, 5))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lab.config import ModelConfig
 from lab.families.gpt_neox import GPT_NEOX
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 GPT2 = {
     "n_layer": 3,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.attention.distances import head_distances
 from probes.attention.entropy import SILENT_BELOW, entropy_profile
 from probes.attention.heads import score_heads

@@ -34,7 +34,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def long_input():
     from lab.config import ModelConfig
-    from lab.model import HookedGPT
+    from lab.hooked_gpt import HookedGPT
 
     sizes = {"n_layers": 1, "n_heads": 2, "d_model": 8, "d_vocab": N_POS, "n_ctx": N_POS}
     model = HookedGPT(ModelConfig(**sizes, attn_only=True))

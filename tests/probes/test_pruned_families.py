@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates, Reference
+from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.model import HookedGPT
 from probes.ablation.sweep import sweep_sets
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import cache_bytes, certify, count_parameters, prune_heads

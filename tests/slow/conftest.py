@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.checkpoint import load_model
 from lab.config import ModelConfig, TrainConfig
+from lab.hooked_gpt import HookedGPT
 from lab.runs import WEIGHTS, list_runs, open_run
 from lab.training import train
 
@@ -82,7 +82,9 @@ def test_two_processes_train_what_one_with_accumulation_trains(tmp_path):
         if accumulate == 1:
             # Halving is exact and the sum has two terms, so there is nothing to round differently.
             assert (two / WEIGHTS).read_bytes() == (one / WEIGHTS).read_bytes()
-        both = zip(load_model(two).named_parameters(), load_model(one).parameters(), strict=True)
+        both = zip(
+            HookedGPT.load(two).named_parameters(), HookedGPT.load(one).parameters(), strict=True
+        )
         for (name, got), wanted in both:
             # A softmax does not see b_K: its gradient is rounding noise, which Adam scales up.
             if not name.endswith("b_K"):
@@ -114,4 +116,4 @@ def test_two_processes_resume_and_stop_together(tmp_path):
     odd = two_processes(dataclasses.replace(config, batch_size=15), tmp_path / "odd")
     assert "batch_size must be a multiple of accumulate x processes, got 15 and 1 x 2" in odd.stderr
     assert {run.name for run in list_runs(tmp_path)} == {"run", "whole"}
-    assert torch.isfinite(load_model(tmp_path / "run").W_E).all()
+    assert torch.isfinite(HookedGPT.load(tmp_path / "run").W_E).all()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab.families.token_text import token_vocab
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.packaged import KNOWN, packaged_file
 
 NAME = "smollm2-135m-instruct"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apps.cli import main
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.feeders.scores import feeder_scores
 from probes.reading.inputs import repeated_pair
 from probes.schemas.cause import FEEDERS

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.feeders.composition import composition_scores
 from probes.first_order.agreement import FirstOrderStudy, first_order_study
 from probes.first_order.self_repair import repair_split

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from apps.cli import main
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from probes.labels.study import LabelStudy, label_study
 from probes.reading.inputs import repeated_pair

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import parse_head
 from lab.python_topics import TopicSequences, topic_sequences
 from probes.pruning.curves import pruning_curve, random_band

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runtime import Processes, join_processes
 from probes.ablation.sweep import sweep_sets
 from probes.execution import Execution

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from probes.borrowed.answers import Answers
 from probes.borrowed.patching import ACTIVATIONS, STREAMS, patch_activations

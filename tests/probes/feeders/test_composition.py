@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.feeders.composition import composition_scores, random_score
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads

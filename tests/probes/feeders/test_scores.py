@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import head_donors, mean_reference
 from probes.execution import Execution

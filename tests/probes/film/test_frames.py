@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lab.checkpoint import load_model
+from lab.hooked_gpt import HookedGPT
 from lab.runs import open_run
 from lab.tasks.registry import get_task
 from probes.attention.heads import score_heads
@@ -94,7 +94,7 @@ def test_a_film_of_the_checkpoints_is_a_frame_of_each(studio_home) -> None:
     assert film.attrs["run"] == "tiny"
     batch = get_task("reversal", length=4, n_symbols=8).sample(30, seed=0, split="test")
     for step, frame in film.groupby("step"):
-        model = load_model(run.path, step=step)
+        model = HookedGPT.load(run.path, step=step)
         expected = score_heads(model, batch, ["sources", "first"])
         np.testing.assert_allclose(frame["score"], expected["score"], rtol=1e-6)
     onsets = find_onsets(film)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lab.gates import GateTensors
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from probes.first_order.agreement import first_order_study
 from probes.first_order.attribution_patching import estimated_ablations

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lab.gates import Donors, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.sweep import Ablation

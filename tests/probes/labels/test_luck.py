@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.head_classes import CONTENT
 from probes.labels.evidence import gather_evidence
 from probes.labels.study import content_tests, label_heads, label_study

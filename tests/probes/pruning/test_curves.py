@@ -14,7 +14,7 @@ import torch
 
 from lab.evaluation import evaluate
 from lab.gates import HeadGates, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.metrics import get_metrics

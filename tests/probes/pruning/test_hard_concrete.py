@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.gates import HeadGates, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.base import Batch
 from probes.pruning.hard_concrete import (
     drawn_gate,

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.checkpoint import load_model
 from lab.config import ModelConfig, TrainConfig
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.presets import get_preset
 from lab.runs import Run, list_runs, open_run
 from lab.tasks.base import Batch
@@ -44,7 +43,7 @@ def batch() -> Batch:
 def test_export_reads_back_as_the_gated_model(trained: Run, batch: Batch, tmp_path: Path) -> None:
     result = export_pruned_run(trained, [(0, 1), (1, 0)], tmp_path / "small", batch)
     run = open_run(tmp_path / "small")
-    model, small = load_model(trained.path), load_model(run.path)
+    model, small = HookedGPT.load(trained.path), HookedGPT.load(run.path)
     gates = HeadGates.ablate([(0, 1), (1, 0)], like=model)
     difference = (small(batch.tokens) - model(batch.tokens, gates=gates)).abs().max().item()
     assert difference == result.certificate.max_logit_difference <= 1e-5
@@ -68,13 +67,13 @@ def test_pruned_again_by_original_ids(trained: Run, batch: Batch, tmp_path: Path
     assert direct.certificate.heads == "L0H0,L0H2" and direct.certificate.heads_gone_before == ""
     # What a step did and what had been done before it stand apart.
     assert twice.certificate.heads == "L0H2" and twice.certificate.heads_gone_before == "L0H0"
-    a, b = load_model(tmp_path / "twice"), load_model(tmp_path / "direct")
+    a, b = HookedGPT.load(tmp_path / "twice"), HookedGPT.load(tmp_path / "direct")
     assert torch.equal(a(batch.tokens), b(batch.tokens))
     assert open_run(tmp_path / "twice").info["pruned_from"]["parent"]["run"] == "parent"
 
 
 def test_checkpoint_and_mean(trained: Run, batch: Batch, tmp_path: Path) -> None:
-    model = load_model(trained.path, step=2)
+    model = HookedGPT.load(trained.path, step=2)
     reference = mean_reference(model, batch, per_position=False)
     result = export_pruned_run(
         trained, [(1, 1)], tmp_path / "mean", batch, step=2, mode="mean", reference=reference
@@ -101,7 +100,7 @@ def test_nothing_is_left_when_it_cannot_be(
     # Nor are weights that do not read back to the last bit, trained on or not.
 
     def read_amiss(path: Path, step: int | None = None) -> HookedGPT:
-        model = load_model(path, step=step)
+        model = HookedGPT.load(path, step=step)
         if path != trained.path:
             model.blocks[0].attn.b_O.data[0] *= -1  # one bit, of 0.0 too
         return model
@@ -131,7 +130,7 @@ def test_fine_tuning_follows_the_certificate(trained: Run, batch: Batch, tmp_pat
     assert run.steps == (16,) and run.metrics()[-1]["step"] == 16
     assert run.info["pruned_from"]["fine_tuned_steps"] == 12
     assert run.metrics()[-1]["eval_loss"] == pytest.approx(tuned.tuned.loss)
-    model = load_model(run.path)
+    model = HookedGPT.load(run.path)
     assert model.config.kept_heads == ((1, 2), ())
     assert open_run(trained.path).files == trained.files
 

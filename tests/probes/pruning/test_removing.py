@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates, Reference
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.pruning.removing import certify, count_parameters, latencies_ms, prune_heads
 
 D_MODEL, D_HEAD, N_LAYERS, N_HEADS = 20, 5, 3, 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.registry import get_task
 from lab.vocab import letter_vocab
 from probes.attention.heads import score_heads

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.tasks.registry import get_task
 from probes.head_classes import CLASSES
 from probes.reading.checked_sequences import check_sequences

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lab.config import ModelConfig, TrainConfig
 from lab.evaluation import evaluate
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.runs import open_run, update_derived
 from lab.tasks.registry import get_task
 from lab.training import train

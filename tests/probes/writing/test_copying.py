@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.tables import json_rows
 from probes.writing.copying import copying_scores, sample_tokens
 

@@ -3,7 +3,7 @@ import torch
 
 from lab.config import ModelConfig
 from lab.gates import HeadGates
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from lab.vocab import letter_vocab
 from probes.writing.next_token import REST, next_token_table
 
