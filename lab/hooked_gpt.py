@@ -29,8 +29,13 @@ class HookedGPT(GPT):
 
     Useful pattern: `logits, cache = model.run_with_cache(tokens, names_filter="hook_embed")`.
 
+    >>> from lab import ModelConfig
     >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
-    >>> model(torch.tensor([[0, 1, 2]])).shape
+    >>> tokens = torch.tensor([[0, 1, 2]])
+    >>> model(tokens).shape
+    torch.Size([1, 3, 5])
+    >>> silenced = ("blocks.0.attn.hook_z", lambda z, hook: 0 * z)
+    >>> model.run_with_hooks(tokens, fwd_hooks=[silenced]).shape
     torch.Size([1, 3, 5])
     """
 
@@ -48,7 +53,13 @@ class HookedGPT(GPT):
         attention_mask: GivenMask | None = None,
         observe: Observer | None = None,
     ) -> Int[Tensor, "batch new_pos"]:
-        """Return the tokens with max_new_tokens drawn after them; see lab.generation.steps."""
+        """Return the tokens with max_new_tokens drawn after them; see lab.generation.steps.
+
+        >>> from lab import ModelConfig
+        >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
+        >>> model.generate(torch.tensor([[0, 1]]), max_new_tokens=2, seed=0).shape
+        torch.Size([1, 4])
+        """
         sample = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return generate(
             self,

@@ -12,6 +12,7 @@ import pytest
 CALLED_MOST = (
     "lab.HeadGates.ablate",
     "lab.HookedGPT",
+    "lab.HookedGPT.generate",
     "lab.HookedGPT.run_with_cache",
     "lab.get_task",
     "lab.train",
