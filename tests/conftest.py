@@ -5,6 +5,7 @@ installed only after this file has been read, and it refuses modules that are lo
 """
 
 import dataclasses
+import gc
 import os
 import shutil
 import signal
@@ -37,6 +38,15 @@ hypothesis.settings.load_profile("headlab")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; there is none here")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of every later collection of garbage.
+
+    Streamlit collects garbage after each run of a script, and torch and transformers are a million
+    objects: walking over them took most of a test's time.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,16 +12,40 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from apps.studio.launch import server_command
 
-START_SECONDS = 90.0
+START_SECONDS = 300.0
 SECONDS = 1000
-PATIENCE = 30 * SECONDS
+PATIENCE = 120 * SECONDS
+"""How long a state may take to come on a machine that is busy with other work."""
+SETTLED = """
+() => {
+  const still = document.querySelector('[data-testid=stApp]')?.dataset.testScriptState ===
+      'notRunning' && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]');
+  const places = [...document.querySelectorAll('svg.marks, table')].map(e => {
+    const {x, y, width, height} = e.getBoundingClientRect();
+    return [x, y, width, height].join();
+  }).join(' ');
+  const before = window.settling;
+  window.settling = {places, frames: still && places === before?.places ? before.frames + 1 : 0};
+  return window.settling.frames >= 5;
+}
+"""
+"""The script run is finished, and charts and tables have stood still for five frames."""
 
 FLAGS = [
     "--no-sandbox",
@@ -121,6 +145,16 @@ class Person:
     def open(self, address: str = "") -> None:
         self.page.goto(self.root + address)
         expect(self.table).to_be_visible()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the app has drawn all that it will: before each act, and before reading.
+
+        After an act, first wait for something that only its result shows: the app is still until
+        its server has heard of it.
+        """
+        self.page.evaluate("delete window.settling")
+        self.page.wait_for_function(SETTLED)
 
     def hear(self, message: ConsoleMessage) -> None:
         """Remember an error on the console.
@@ -138,8 +172,19 @@ class Person:
         grid = self.page.locator(".st-key-grid svg.marks g.mark-rect.role-mark")
         return grid.first.locator("path")
 
-    def click(self, index: int) -> None:
+    def press(self, role: Literal["button", "link", "radio"], name: str) -> None:
+        """Click a control that a person sees at rest."""
+        self.settle()
+        self.page.get_by_role(role, name=name).click()
+
+    def restore_all(self) -> None:
+        self.settle()
+        self.banner.get_by_role("button", name="Restore all").click()
+
+    def click(self, index: int, *, at_rest: bool = True) -> None:
         """Click a cell, and wait for the chart that takes the clicked one's place."""
+        if at_rest:
+            self.settle()
         chart = self.page.locator(".st-key-grid [class*=st-key-grid_]")
         before = chart.get_attribute("class") or ""
         self.cells.nth(index).click(force=True)
@@ -161,19 +206,15 @@ class Person:
             expect(self.banner).to_have_count(0)
             expect(self.number("ablated", "loss")).to_have_count(0)
             self.until(lambda: "abl" not in self.address)
+            self.settle()
             return {}
         count = "1 head" if len(heads) == 1 else f"{len(heads)} heads"
         expect(self.banner).to_contain_text(f"{count} ablated ({mode}): {' '.join(heads)}")
         self.until(lambda: self.address.get("abl") == heads)
-        # What is on the screen may still be of the state before: the record says of which it is.
-        records: list[dict] = []
-        self.until(
-            lambda: (
-                records.append(self.record())
-                or (records[-1]["heads"], how_of(records[-1])) == (heads, mode)
-            )
-        )
-        return records[-1]
+        self.settle()
+        record = self.record()
+        assert (record["heads"], how_of(record)) == (heads, mode)
+        return record
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE / SECONDS
@@ -201,17 +242,28 @@ def how_of(record: dict) -> str:
     return f"{record['mode']}, gate {record['gate']:g}" if record["gate"] else record["mode"]
 
 
+@pytest.fixture(scope="session")
+def profile(browser: Browser) -> Iterator[BrowserContext]:
+    """The profile that most tests share: only the first page of it compiles the app's scripts."""
+    with browser.new_context() as context:
+        yield context
+
+
 @pytest.fixture
 def somebody(
-    browser: Browser, port: int, request, tmp_path_factory
-) -> Iterator[Callable[[], Person]]:
-    """Return a function that opens a new profile; afterwards look at what all of them did."""
+    browser: Browser, profile: BrowserContext, port: int, request, tmp_path_factory
+) -> Iterator[Callable[..., Person]]:
+    """Return a function that opens a window; afterwards look at what all of them did.
+
+    Each window is a session of its own to the server. With new=True its browser has an empty cache.
+    """
     people: list[Person] = []
 
-    def come(at: int = port) -> Person:
-        context = browser.new_context(viewport={"width": 1440, "height": 900})
-        context.set_default_timeout(PATIENCE)
-        person = Person(page=context.new_page(), root=f"http://127.0.0.1:{at}/")
+    def come(at: int = port, *, new: bool = False) -> Person:
+        page = browser.new_page() if new else profile.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.set_viewport_size({"width": 1440, "height": 900})
+        person = Person(page=page, root=f"http://127.0.0.1:{at}/")
         people.append(person)
         person.page.on("console", lambda message: person.hear(message))
         person.page.on("pageerror", lambda error: person.console.append(str(error)))
@@ -232,5 +284,5 @@ def somebody(
         for i, person in enumerate(people):
             person.page.screenshot(path=folder / f"{request.node.name}-{i}.png")
     for person in people:
-        person.page.context.close()
+        person.page.close()
     assert [(person.console, person.foreign) for person in people] == [([], [])] * len(people)

@@ -3,16 +3,17 @@
 import pytest
 from playwright.sync_api import expect
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 
 def test_mode_and_gate_are_in_the_address_and_change_the_numbers(somebody):
     person = somebody()
     person.open("ablate?abl=L0H0")
     zero = person.expect_ablated(["L0H0"])
-    person.page.get_by_role("radio", name="resample").click()
+    person.press("radio", "resample")
     person.until(lambda: person.address.get("mode") == ["resample"])
     resampled = person.expect_ablated(["L0H0"], "resample")
+    person.settle()
     gate = person.page.get_by_role("spinbutton", name="Gate")
     gate.fill("0.5")
     gate.press("Enter")
@@ -32,6 +33,7 @@ def test_heads_that_stand_in_for_each_other_are_called_redundant(somebody):
     person.click(1)
     said = person.page.get_by_text("Together these 2 heads change the loss by +")
     expect(said).to_contain_text("L0H1 can go alone, but not with the others: redundant")
+    person.settle()
     person.page.get_by_text("The numbers, head by head").click()
     expect(person.page.locator("table.plain")).to_contain_text("all together")
     person.click(1)
@@ -41,14 +43,15 @@ def test_heads_that_stand_in_for_each_other_are_called_redundant(somebody):
 def test_a_click_gives_up_what_is_being_measured(somebody):
     person = somebody()
     person.open("prune?ckpt=40")
-    person.page.get_by_role("button", name="Measure the pruning curve").click()
-    person.click(2)  # on this page a click ablates
+    person.press("button", "Measure the pruning curve")
+    person.click(2, at_rest=False)  # on this page a click ablates
     record_free = person.page.get_by_role("button", name="Remove 1 head and verify")
     expect(record_free).to_be_visible()
     expect(person.banner).to_contain_text("1 head ablated (zero): L1H0")
     button = person.page.get_by_role("button", name="Measure the pruning curve")
     curve = person.page.locator(".st-key-curve svg.marks")
     expect(button.or_(curve).first).to_be_visible()
+    person.settle()
     if button.is_visible():  # it was given up, and can be asked for again
         button.click()
     expect(curve).to_be_visible()
@@ -62,7 +65,7 @@ def test_nothing_is_wider_than_a_narrow_window(somebody, page):
     person.open(f"{page}?abl=L0H0&abl=L0H1")
     expect(person.page.locator("td.change").first).to_be_visible()
     expect(person.page.locator("svg.marks").last).to_be_visible()
-    # Charts are drawn once, then fitted to their place: wait for that, or fail after 30 s.
+    # Charts are drawn once, then fitted to their place: wait for that.
     person.page.wait_for_function(
         "![...document.querySelectorAll('svg.marks, table')]"
         ".some(e => e.getBoundingClientRect().right > innerWidth + 1)"
@@ -94,11 +97,12 @@ def test_an_empty_mode_and_one_given_twice_are_what_the_notice_says(somebody, ad
 def test_back_and_forward_show_what_their_addresses_say(somebody):
     person = somebody()
     person.open("?abl=L0H0&mode=mean")
-    person.page.get_by_role("link", name="Ablate").click()
+    person.press("link", "Ablate")
     expect(person.page.locator(".st-key-map_ablated svg.marks")).to_be_visible()
-    person.page.get_by_role("radio", name="zero").click()
+    person.press("radio", "zero")
     expect(person.banner).to_contain_text("1 head ablated (zero): L0H0")
     person.until(lambda: "mode" not in person.address)
+    person.settle()
     person.page.go_back()
     expect(person.banner).to_contain_text("1 head ablated (mean): L0H0")
     person.until(lambda: person.address.get("mode") == ["mean"])
