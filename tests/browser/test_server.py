@@ -16,7 +16,7 @@ def shake_hands(port: int, host: str) -> str:
         "Connection: Upgrade\r\nUpgrade: websocket\r\n"
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(request.encode())
         return connection.recv(200).decode(errors="replace").split("\r\n")[0]
 

@@ -71,7 +71,7 @@ def home(whole_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def opened(parameters: dict[str, list[str]]) -> AppTest:
     """Return the studio as somebody sees it who opens an address."""
-    page = AppTest.from_file(str(ENTRY), default_timeout=60)
+    page = AppTest.from_file(str(ENTRY), default_timeout=600)
     for name, values in parameters.items():
         page.query_params[name] = values
     return page.run()

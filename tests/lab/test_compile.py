@@ -18,7 +18,6 @@ def found() -> dict[str, dict[str, Any]]:
         cwd=here.parents[2],
         capture_output=True,
         text=True,
-        timeout=110,
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

@@ -151,7 +151,7 @@ def test_streams_in_two_threads_do_not_disturb_each_other():
     def run(i: int) -> None:
         for step in steps(model, PROMPTS, SampleConfig(seed=i + 1), 10):
             got[i].append(step.tokens)
-            turns.wait(timeout=30)  # token by token in turns, the worst interleaving
+            turns.wait(timeout=300)  # token by token in turns, the worst interleaving
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
     for thread in threads:

@@ -46,7 +46,7 @@ def test_list_of_probes_is_read_without_torch_or_pandas():
         "assert probes.probe_names()\n"
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_entry_says_all_that_a_report_prints():

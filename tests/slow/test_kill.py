@@ -49,7 +49,6 @@ def numbers(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_killed_at_random_moments_training_resumes_to_the_same_bits(tmp_path):
     model = ModelConfig(n_layers=1, n_heads=2, d_model=16, d_vocab=12, n_ctx=16)
     config = TrainConfig(

@@ -65,12 +65,10 @@ def two_processes(
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=110,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_processes_train_what_one_with_accumulation_trains(tmp_path):
     for accumulate in (1, 2):
         two = tmp_path / f"two-{accumulate}"
@@ -98,7 +96,6 @@ def test_two_processes_train_what_one_with_accumulation_trains(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_processes_resume_and_stop_together(tmp_path):
     config = config_of(1)
     assert two_processes(config, tmp_path / "whole").returncode == 0
