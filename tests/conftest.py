@@ -24,6 +24,8 @@ import pytest
 import torch
 from filelock import FileLock
 
+from tests import shape_checks
+
 torch.set_num_threads(1)
 # Under nohup, or in the background of a script, SIGINT is ignored, and every process started from
 # here would inherit that: tests that press Ctrl-C are about a person at a terminal.
@@ -35,6 +37,7 @@ hypothesis.settings.load_profile("headlab")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    shape_checks.check_again()
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; there is none here")
 
@@ -84,21 +87,35 @@ def weights_only() -> Callable[[Path], None]:
 
 
 @pytest.fixture(scope="session")
-def studio_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """The function that makes a file or folder once for all processes of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        place = shared / name
+        with FileLock(f"{place}.lock"):
+            if not place.exists():
+                half = tmp_path_factory.mktemp("made") / name
+                make(half)
+                half.rename(place)
+        return place
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def studio_home(once: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two runs: `tiny`, trained until solved and reported on, and `raw`, neither.
 
     In `tiny` the two heads of layer 0 say four letters backwards, and layer 1 does nothing. The
     runs are trained once; every process of a test run works on a copy of its own.
     """
-    base = tmp_path_factory.getbasetemp()
-    trained = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained-runs"
-    with FileLock(f"{trained}.lock"):
-        if not trained.exists():
-            train_studio_runs(tmp_path_factory.mktemp("training")).rename(trained)
+    trained = once("trained-runs", train_studio_runs)
     return shutil.copytree(trained, tmp_path_factory.mktemp("studio") / "runs")
 
 
-def train_studio_runs(home: Path) -> Path:
+def train_studio_runs(home: Path) -> None:
     """Train the runs of `studio_home` into a folder."""
     from lab.config import ModelConfig, TrainConfig
     from lab.runs import open_run
@@ -125,4 +142,3 @@ def train_studio_runs(home: Path) -> Path:
         for _ in train(described, run_dir=home / name):
             pass
     write_report(open_run(home / "tiny"), n_sequences=40)
-    return home

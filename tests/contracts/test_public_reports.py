@@ -142,8 +142,7 @@ REPORTS: dict[str, list[str]] = {
         "apps/test_studio_pages.py::test_two_sessions_do_not_disturb_each_other",
     ],
     "CircuitsVis #49: slow drawings": [
-        "browser/test_studio_in_chromium.py::"
-        "test_the_first_screen_comes_quickly_and_from_this_machine_only",
+        "browser/test_studio_in_chromium.py::test_the_first_screen_comes_from_this_machine_only",
         "apps/test_studio_charts.py::test_a_large_grid_fits_the_page_without_numbers",
     ],
 }

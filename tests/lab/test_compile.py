@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,16 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Any]]:
+def found(once: Callable[..., Path]) -> dict[str, dict[str, Any]]:
     """What compiled.py saw, by kind of model and check."""
-    here = Path(__file__)
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.lab.compiled"],
-        cwd=here.parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+
+    def compile_and_look(told: Path) -> None:
+        here = Path(__file__)
+        with told.open("w") as output:
+            command = [sys.executable, "-m", "tests.lab.compiled"]
+            subprocess.run(command, cwd=here.parents[2], stdout=output, check=True)
+
+    return json.loads(once("compiled.json", compile_and_look).read_text())
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
