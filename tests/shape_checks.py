@@ -37,7 +37,7 @@ def first_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def leave_unchecked(module: str, qualname: str) -> None:
     """Tell jaxtyping to call a function without checks, unless it is local to another."""
-    if "<locals>" in qualname:
+    if "<locals>" in qualname:  # nobody can find it
         return
     found = functools.reduce(inspect.getattr_static, qualname.split("."), sys.modules[module])
     for wrapper in ("fget", "__func__", "func"):  # of a property, a class method, cached_property
@@ -50,6 +50,6 @@ def leave_unchecked(module: str, qualname: str) -> None:
 def check_again() -> None:
     """Check all functions again, in the next test."""
     for function in unchecked:
-        del function.__no_type_check__
+        vars(function).pop("__no_type_check__", None)
     unchecked.clear()
     calls.clear()
