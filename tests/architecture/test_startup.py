@@ -15,7 +15,8 @@ import sys
 before = set(sys.modules)
 {code}
 new = {{name.split(".")[0] for name in set(sys.modules) - before}}
-sys.exit(" ".join(sorted(new - sys.stdlib_module_names - {{"lab", "probes", "apps", "lazy_loader"}})) or 0)
+light = sys.stdlib_module_names | {{"lab", "probes", "apps", "lazy_loader"}}
+sys.exit(" ".join(sorted(new - light)) or 0)
 """
 
 
