@@ -10,7 +10,7 @@ from apps.console import remark
 from lab.checks import require_whole
 from lab.manifest import MANIFEST, read_manifest
 from lab.naming import bare, parse_head
-from lab.runs import WEIGHTS, Run, open_run
+from lab.run_folders import WEIGHTS, Run, open_run
 from probes.number_text import grouped
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.console import is_main_process, say, say_facts
-from lab.runs import update_derived
+from lab.run_folders import update_derived
 
 if TYPE_CHECKING:
     import pandas as pd

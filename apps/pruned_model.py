@@ -16,7 +16,7 @@ from apps.scored_sequences import ScoredInput
 from apps.subject import Subject
 from apps.terminal.pruning_table import certified_facts, say_certificate, say_survivors
 from lab.naming import quoted
-from lab.runs import check_run_name, runs_home
+from lab.run_folders import check_run_name, runs_home
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -161,7 +161,7 @@ def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
 def documentation(subject: Subject, n: int) -> ScoredInput:
     """Return English text: topics to report on, and others to choose by."""
     from lab.python_topics import topic_sequences
-    from probes.reading.reads import as_batch
+    from probes.reading.observed_model import as_batch
 
     tokenizer = subject.model.tokenizer
     held_out, selection = (
@@ -221,7 +221,7 @@ def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
         ValueError: No prompt has a second token.
     """
     from probes.ablation.sweep import scored_batch
-    from probes.reading.reads import as_batch
+    from probes.reading.observed_model import as_batch
 
     batch = scored_batch(as_batch(tokens), chosen.attention_mask)
     if not bool(batch.loss_mask.any()):

@@ -14,7 +14,7 @@ from lab.durable import file_sha256, read_json
 from lab.manifest import MANIFEST, is_file_within, read_manifest
 from lab.naming import bare, counted, quoted, unknown_name
 from lab.packaged import KNOWN, packaged_file
-from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, run_names, runs_home
+from lab.run_folders import CHECKPOINTS, CONFIG, WEIGHTS, run_names, runs_home
 
 if TYPE_CHECKING:
     from lab.hooked_gpt import HookedGPT

@@ -4,8 +4,8 @@ from .config import TrainConfig as TrainConfig
 from .gates import GateTensors as GateTensors
 from .gates import HeadGates as HeadGates
 from .hooked_gpt import HookedGPT as HookedGPT
-from .runs import list_runs as list_runs
-from .runs import open_run as open_run
+from .run_folders import list_runs as list_runs
+from .run_folders import open_run as open_run
 from .tasks.base import Batch as Batch
 from .tasks.base import Task as Task
 from .tasks.registry import get_task as get_task

@@ -3,8 +3,8 @@
 `attention_scores`, `attention_pattern` and `mix_values` are the explicit path: scaled dot
 products, mask, softmax, weighted values. `fused_attention` gives the same z from a kernel that
 never builds the matrix; where no kernel knows the mask, it gets one for a few rows at a time.
-What a matrix would say without being built is in `lab.reads`; projections and hooks are in
-`lab.model`.
+What the matrix would say is read without building it in `lab.attention_reads`; projections and
+hooks are in `lab.blocks`.
 """
 
 import math

@@ -27,6 +27,7 @@ from lab.attention import (
     reading_order,
     share_keys,
 )
+from lab.attention_reads import AttentionReads
 from lab.config import ModelConfig
 from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed
 from lab.initial import draw_parameters
@@ -35,7 +36,6 @@ from lab.mlps import MLP, GatedMLP
 from lab.norms import LayerNorm, NoNorm, RMSNorm, make_norm
 from lab.passes import Laid, Pass, pass_alone
 from lab.positions import Turns, turned
-from lab.reads import AttentionReads
 from lab.shapes import HeadVectors, Resid
 from lab.taps import hooked
 

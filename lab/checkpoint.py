@@ -2,7 +2,7 @@
 
 A checkpoint folder holds config.json, model.safetensors and, while it can be resumed from,
 optimizer.safetensors and training.json; its manifest.json is written last, then the folder gets
-its name in one rename. How folders make up a run is `lab.runs`'s.
+its name in one rename. How folders make up a run is `lab.run_folders`'s.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from lab.manifest import (
     verified,
 )
 from lab.model import GPT, AnyGPT
-from lab.runs import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
+from lab.run_folders import CHECKPOINTS, CONFIG, OPTIMIZER, WEIGHTS, Run, open_run, step_name
 from lab.tasks.registry import get_task
 from lab.vocab import Vocab
 from lab.weights import (

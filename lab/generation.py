@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from lab.attention_reads import Observer
 from lab.checks import require, require_whole
 from lab.config import SampleConfig
 from lab.decoding import Decoder
@@ -21,7 +22,6 @@ from lab.inputs import checked_ids, checked_mask
 from lab.kv_cache import KeyValueCache
 from lab.model import GPT
 from lab.prompts import Prompts, StopIds, prompt_mask, prompt_tokens, stop_tokens
-from lab.reads import Observer
 from lab.shapes import GivenMask, PositionMask, Tokens
 
 Drawn = Int[Tensor, " batch"]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from lab.attention_reads import Observer
 from lab.checkpoint import load_model, save_model
 from lab.config import SampleConfig
 from lab.families.hugging_face import to_hf
@@ -20,7 +21,6 @@ from lab.lens.folding import fold_norms
 from lab.lens.old_checkpoint import load_tl_checkpoint
 from lab.model import GPT
 from lab.pretrained import from_pretrained
-from lab.reads import Observer
 from lab.shapes import GivenMask, Tokens
 
 

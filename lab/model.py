@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from lab.attention import Sight
+from lab.attention_reads import Observer
 from lab.blocks import Block, hand_on, hears, in_steps
 from lab.checks import require_choice
 from lab.config import ModelConfig
@@ -25,7 +26,6 @@ from lab.losses import check_loss, next_token_loss
 from lab.norms import make_norm
 from lab.passes import AttentionPath, Pass
 from lab.positions import Positions, token_positions, turns_of
-from lab.reads import Observer
 from lab.shapes import GivenMask, Resid, Tokens
 from lab.taps import tap
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from lab.attention import Sight
+from lab.attention_reads import Observer
 from lab.config import ModelConfig
 from lab.gates import GateTensors
 from lab.kv_cache import KeyValueCache
 from lab.positions import Positions, Turns, token_positions, turns_of
-from lab.reads import Observer
 from lab.taps import listened
 
 AttentionPath = Literal["auto", "fused", "explicit"]

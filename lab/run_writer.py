@@ -1,7 +1,7 @@
 """A run folder while it is trained: created whole, grown by checkpoints, sealed at the end.
 
 At any moment a killed process leaves either no run folder or one that can be resumed. Only the main
-process has a writer. What a finished run offers to its readers is `lab.runs`'s.
+process has a writer. What a finished run offers to its readers is `lab.run_folders`'s.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from lab.durable import (
 )
 from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, seal_folder
-from lab.runs import (
+from lab.run_folders import (
     CHECKPOINTS,
     CONFIG,
     METRIC_COLUMNS,

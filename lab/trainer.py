@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.config import TrainConfig
 from lab.evaluation import Evaluation, answer_loss, evaluate
 from lab.hooked_gpt import HookedGPT
-from lab.runs import MetricsRow
+from lab.run_folders import MetricsRow
 from lab.runtime import Processes, autocast, git_sha, mean_over, resolve_precision, versions
 from lab.tasks.base import Batch, Task
 

@@ -20,8 +20,8 @@ from lab.checkpoint import load_checkpoint
 from lab.config import TrainConfig
 from lab.evaluation import Evaluation
 from lab.hooked_gpt import HookedGPT
+from lab.run_folders import METRIC_COLUMNS, MetricsRow, open_run
 from lab.run_writer import RunWriter, check_target, with_way_back
-from lab.runs import METRIC_COLUMNS, MetricsRow, open_run
 from lab.runtime import Processes, join_processes, machine_memory, on_main, pick_device
 from lab.tasks.base import Task
 from lab.tasks.registry import get_task

@@ -31,9 +31,9 @@ from .first_order.attribution_patching import estimated_ablations as estimated_a
 from .first_order.attribution_patching import estimated_patches as estimated_patches
 from .first_order.importance import head_importance as head_importance
 from .first_order.self_repair import repair_split as repair_split
+from .labels.head_labels import label_heads as label_heads
+from .labels.head_labels import label_study as label_study
 from .labels.rules import Cuts as Cuts
-from .labels.study import label_heads as label_heads
-from .labels.study import label_study as label_study
 from .pruning.curves import pruning_curve as pruning_curve
 from .pruning.curves import random_band as random_band
 from .pruning.curves import removable as removable

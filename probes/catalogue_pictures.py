@@ -22,7 +22,7 @@ from probes.attention.maps import attention_map
 from probes.attention.offsets import offset_spectrum
 from probes.catalogue import PICTURES, probes_as_markdown
 from probes.film.frames import find_onsets
-from probes.labels.study import label_heads
+from probes.labels.head_labels import label_heads
 from probes.planted import Planted, PlantedHead, plant
 from probes.planted.cohort import WRITERS
 from probes.plots import (
@@ -34,7 +34,7 @@ from probes.plots import (
     png_bytes,
 )
 from probes.plots.canvas import figure_of, headline
-from probes.reading.reads import probe_input
+from probes.reading.observed_model import probe_input
 from probes.registry import PROBES, Example, ProbeEntry, load_function
 from probes.report.figures import label_sheet
 from probes.schemas.film import DYNAMICS

@@ -74,7 +74,7 @@ def weights_only() -> Callable[[Path], None]:
     """Take the training state out of a run, as it is out of the shipped one."""
     from lab.checkpoint import TRAINING
     from lab.manifest import seal_folder
-    from lab.runs import CHECKPOINTS, OPTIMIZER
+    from lab.run_folders import CHECKPOINTS, OPTIMIZER
 
     def strip(run_dir: Path) -> None:
         for folder in (run_dir / CHECKPOINTS).iterdir():
@@ -118,7 +118,7 @@ def studio_home(once: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 def train_studio_runs(home: Path) -> None:
     """Train the runs of `studio_home` into a folder."""
     from lab.config import ModelConfig, TrainConfig
-    from lab.runs import open_run
+    from lab.run_folders import open_run
     from lab.training import train
     from probes.report.folder import write_report
 

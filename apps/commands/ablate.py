@@ -130,7 +130,7 @@ def run_ablate(arguments: list[str]) -> int:
     chosen = scored_input(subject, form)
     ablation = ablation_of(subject, chosen, form.mode, value=form.value)
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
-    from probes.reading.reads import model_device
+    from probes.reading.observed_model import model_device
 
     with long_work("ablating", *asked, device=model_device(subject.model)) as work:
         frame = measured(form, subject, chosen, ablation, heads, work)

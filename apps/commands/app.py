@@ -19,7 +19,7 @@ from apps.commands.arguments import fill_in
 from apps.console import remark, say_facts
 from apps.studio.launch import HOST, page_address, server_command
 from lab.checks import require
-from lab.runs import open_run, runs_home
+from lab.run_folders import open_run, runs_home
 
 FIRST_PORT = 8501
 PORTS_TO_TRY = 100

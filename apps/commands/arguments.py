@@ -12,7 +12,7 @@ from apps.usage_errors import parse
 from lab.durable import made_folder, one_clear_error, temporary_name
 from lab.manifest import MANIFEST
 from lab.naming import quoted
-from lab.runs import CHECKPOINTS, CONFIG, runs_home
+from lab.run_folders import CHECKPOINTS, CONFIG, runs_home
 
 Form = TypeVar("Form")
 

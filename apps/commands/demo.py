@@ -16,7 +16,7 @@ from apps.terminal.head_table import say_head_table
 from apps.terminal.training_lines import train_in_terminal
 from lab.manifest import MANIFEST
 from lab.presets import get_preset
-from lab.runs import CONFIG, Run, open_run, runs_home
+from lab.run_folders import CONFIG, Run, open_run, runs_home
 
 PRESET = "reversal"
 HEADS = "heads.csv"

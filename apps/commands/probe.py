@@ -34,7 +34,7 @@ from apps.terminal.head_table import say_head_table
 from apps.terminal.label_table import rows_scored, say_card, say_labels
 from lab.naming import counted, quoted
 from lab.packaged import KNOWN
-from lab.runs import Run, open_run
+from lab.run_folders import Run, open_run
 from probes.registry import PROBES, choose_probes
 
 if TYPE_CHECKING:

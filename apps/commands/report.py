@@ -9,7 +9,7 @@ from tyro.conf import arg
 from apps.commands.arguments import RunName, check_out, fill_in
 from apps.console import remark, say_facts
 from apps.opened_run import remark_on_missing_files
-from lab.runs import Run, open_run
+from lab.run_folders import Run, open_run
 
 REPORT = "report.html"
 

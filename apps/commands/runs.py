@@ -8,7 +8,7 @@ from pathlib import Path
 from apps.commands.arguments import fill_in
 from apps.console import one_line, say, say_table
 from lab.manifest import MANIFEST
-from lab.runs import (
+from lab.run_folders import (
     CHECKPOINTS,
     CONFIG,
     METRICS,

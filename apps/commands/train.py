@@ -17,7 +17,7 @@ from lab.checks import require_whole
 from lab.config import ModelConfig, TrainConfig
 from lab.naming import unknown_name
 from lab.presets import PRESETS, get_preset
-from lab.runs import Run, check_run_name, open_run, run_names, runs_home
+from lab.run_folders import Run, check_run_name, open_run, run_names, runs_home
 from lab.tasks.registry import TASKS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lab.naming import head_label, unknown_name
-from lab.runs import CHECKPOINTS, CONFIG, WEIGHTS, Run, step_name
+from lab.run_folders import CHECKPOINTS, CONFIG, WEIGHTS, Run, step_name
 
 Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[str, ...] = get_args(Mode)

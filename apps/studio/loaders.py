@@ -16,7 +16,7 @@ from apps.studio.effects import Identity, intact_numbers
 from apps.studio.models import gates_of, heads_of, reference, task_of, unseen, weights
 from lab.durable import read_json
 from lab.naming import head_label
-from lab.runs import Run, check_run_name, list_runs, runs_home
+from lab.run_folders import Run, check_run_name, list_runs, runs_home
 from lab.vocab import SPECIAL_SYMBOLS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
     """Measure what a report would have said of a checkpoint."""
     from probes.attention.heads import score_heads
     from probes.attention.maps import LONGEST, sequence_maps
-    from probes.labels.study import label_heads
+    from probes.labels.head_labels import label_heads
     from probes.report.first_screen import screen_data, sentence_about
 
     run, model = _view.run, weights(identity, _view)

@@ -10,7 +10,7 @@ import streamlit as st
 
 from apps.studio.address import View
 from lab.naming import parse_head
-from lab.runs import Run
+from lab.run_folders import Run
 
 if TYPE_CHECKING:
     from lab.gates import Donors, GateTensors, HeadGates, Reference

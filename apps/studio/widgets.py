@@ -26,7 +26,7 @@ from apps.studio.address import (
     toggle,
 )
 from lab.naming import counted
-from lab.runs import Run, runs_home
+from lab.run_folders import Run, runs_home
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""

@@ -1,6 +1,6 @@
 """What heads do, in a terminal: labels with their evidence, and the whole card of one head.
 
-Everything printed is a row of the tables of `probes.labels.study`, as plain data. No torch.
+Everything printed is a row of the tables of `probes.labels.head_labels`, as plain data. No torch.
 """
 
 from collections.abc import Mapping, Sequence

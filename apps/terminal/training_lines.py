@@ -16,7 +16,7 @@ from apps.console import is_main_process, remark, say_facts
 from lab.config import TrainConfig
 from lab.manifest import MANIFEST
 from lab.naming import counted
-from lab.runs import CONFIG, checkpoint_steps, runs_home
+from lab.run_folders import CONFIG, checkpoint_steps, runs_home
 from probes.number_text import grouped
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from probes.ablation.metrics import MetricFunction
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.execution import Execution
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import as_batch, provenance, require_gates
+from probes.reading.observed_model import as_batch, provenance, require_gates
 from probes.schemas.cause import PAIRS
 from probes.tables import make_table
 

@@ -28,8 +28,8 @@ from probes.ablation.sweep import Ablation, HeadSet, Swept, sweep_sets
 from probes.execution import Execution
 from probes.head_classes import CLASSES
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.labels.study import label_heads
-from probes.reading.reads import as_batch, provenance, require_gates
+from probes.labels.head_labels import label_heads
+from probes.reading.observed_model import as_batch, provenance, require_gates
 from probes.schemas.cause import REDUNDANCY
 from probes.tables import rows_table
 

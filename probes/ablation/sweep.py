@@ -1,7 +1,7 @@
 """The exact sweep: what a model loses without each of many sets of heads.
 
 Nothing is estimated here: every set of heads is ablated and the model runs on. Sets may be of any
-size, over any layers. How the runs are computed is in `probes.ablation.runs`; what is made of the
+size, over any layers. `probes.ablation.sweep_passes` computes the passes; what is made of the
 numbers, tables and labels, is decided elsewhere.
 """
 
@@ -22,7 +22,7 @@ from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.ledger import Ledger, known_by, open_ledger, tensor_digest
 from probes.ablation.metrics import DEFAULT_METRICS, Metric, MetricFunction, get_metrics
-from probes.ablation.runs import (
+from probes.ablation.sweep_passes import (
     Fill,
     HeadSet,
     Request,
@@ -32,7 +32,7 @@ from probes.ablation.runs import (
 )
 from probes.execution import Execution
 from probes.intervals import bootstrap_interval
-from probes.reading.reads import as_batch, probe_input, require_gates
+from probes.reading.observed_model import as_batch, probe_input, require_gates
 from probes.tables import digest
 
 MODES = ("zero", "mean", "resample")

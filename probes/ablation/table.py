@@ -25,8 +25,7 @@ from probes.ablation.metrics import DEFAULT_METRICS, MetricFunction
 from probes.ablation.sweep import Ablation, HeadSet, Swept, sweep_sets
 from probes.attention.targets import ProbeInput
 from probes.execution import Execution
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     model_device,
     observe_layers,
     probe_input,
@@ -34,6 +33,7 @@ from probes.reading.reads import (
     require_gates,
     slices_of,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.cause import ABLATION
 from probes.tables import digest, rows_table
 

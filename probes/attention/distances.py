@@ -19,8 +19,7 @@ from lab.row_kernels import SCORES_AT_ONCE
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     observe_layers,
@@ -28,6 +27,7 @@ from probes.reading.reads import (
     provenance,
     slices_for,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.heads import DISTANCES
 from probes.tables import make_table
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     measured_layers,
     probe_input,
     provenance,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.heads import ENTROPY
 from probes.tables import make_table
 

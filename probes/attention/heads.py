@@ -18,8 +18,7 @@ from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput, Targets
 from probes.intervals import bootstrap_interval
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     observe_layers,
@@ -28,6 +27,7 @@ from probes.reading.reads import (
     require_tokens,
     slices_for,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.registry import ProbeEntry, choose_probes, load_function
 from probes.schemas.heads import HEADS
 from probes.tables import rows_table

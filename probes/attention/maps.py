@@ -11,8 +11,7 @@ from lab.naming import head_label, unknown_name
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import Vocab
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     model_device,
@@ -21,6 +20,7 @@ from probes.reading.reads import (
     provenance,
     vocab_of,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.heads import ATTENTION
 from probes.tables import make_table
 

@@ -19,14 +19,14 @@ from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput, is_special
 from probes.intervals import bootstrap_interval
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     measured_layers,
     probe_input,
     provenance,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.heads import SPECTRUM
 from probes.tables import make_table
 

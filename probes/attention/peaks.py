@@ -19,14 +19,14 @@ from lab.shapes import GivenMask, RowValue, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput, Targets
 from probes.intervals import bootstrap_interval
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     measured_layers,
     probe_input,
     provenance,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.registry import choose_probes, load_function
 from probes.schemas.heads import PEAKS
 from probes.tables import rows_table

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lab.shapes import Logits, PositionMask, Tokens
 from lab.tasks.base import Batch
-from probes.reading.reads import ReadableModel, as_batch, model_device, require_finite
+from probes.reading.observed_model import ReadableModel, as_batch, model_device, require_finite
 
 PerSequence = Int[Tensor, " batch"]
 

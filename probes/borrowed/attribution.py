@@ -25,7 +25,7 @@ from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval, mean_over_rows
 from probes.reading.bridge import reading_mode
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     config_of,
     model_device,

@@ -25,7 +25,7 @@ from probes.borrowed.answers import Answers, asked_pairs, tokens_of
 from probes.borrowed.patching import pair_provenance
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import bridge_setting, reading_mode
-from probes.reading.reads import ReadableModel, config_of, head_ids, require_differentiable
+from probes.reading.observed_model import ReadableModel, config_of, head_ids, require_differentiable
 from probes.schemas.borrowed import EDGES
 from probes.tables import make_table
 

@@ -17,7 +17,7 @@ from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, require_asked, tokens_of
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import reading_mode
-from probes.reading.reads import ReadableModel, model_device, provenance, require_finite
+from probes.reading.observed_model import ReadableModel, model_device, provenance, require_finite
 from probes.schemas.borrowed import LENS
 from probes.tables import make_table
 

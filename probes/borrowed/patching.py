@@ -29,7 +29,7 @@ from lab.tasks.base import Batch
 from probes.borrowed.answers import Answers, asked_pairs, tokens_of
 from probes.intervals import bootstrap_interval
 from probes.reading.bridge import HookPointModel, pattern_layers, reading_mode
-from probes.reading.reads import ReadableModel, config_of, head_ids, provenance
+from probes.reading.observed_model import ReadableModel, config_of, head_ids, provenance
 from probes.schemas.borrowed import PATCHING
 from probes.tables import make_table
 

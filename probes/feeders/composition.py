@@ -20,7 +20,7 @@ from torch import Tensor
 from lab.checks import require_choice
 from lab.naming import head_label, unknown_name
 from probes.attention.distances import require_pair
-from probes.reading.reads import ReadableModel, head_ids, provenance, require_finite
+from probes.reading.observed_model import ReadableModel, head_ids, provenance, require_finite
 from probes.schemas.cause import COMPOSITION
 from probes.tables import rows_table
 from probes.writing.head_weights import (

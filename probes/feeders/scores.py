@@ -26,12 +26,12 @@ from probes.attention.heads import mass_on
 from probes.attention.targets import ProbeInput, previous_token
 from probes.execution import Execution
 from probes.feeders.composition import composition_scores
-from probes.feeders.runs import FeederRuns, induction_means, runs_without
+from probes.feeders.passes_without_heads import FeederRuns, induction_means, runs_without
 from probes.intervals import bootstrap_interval
 from probes.labels.rules import CUTS
 from probes.reading.inputs import PairedInput, repeated_pair
+from probes.reading.observed_model import measured_layers, probe_input, provenance, require_gates
 from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import measured_layers, probe_input, provenance, require_gates
 from probes.registry import MASS
 from probes.schemas.cause import FEEDERS
 from probes.tables import rows_table

@@ -18,13 +18,12 @@ from torch import Tensor
 from lab.checks import require_whole
 from lab.config import TrainConfig
 from lab.hooked_gpt import HookedGPT
-from lab.runs import Run
+from lab.run_folders import Run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.attention.heads import target_masses
 from probes.attention.targets import ProbeInput, Targets
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     SPECIAL_IDS,
     ReadableModel,
     head_ids,
@@ -32,6 +31,7 @@ from probes.reading.reads import (
     provenance,
     slices_of,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.registry import ProbeEntry, choose_probes, load_function
 from probes.schemas.film import DYNAMICS, ONSETS
 from probes.tables import checked_table, make_table, plain_rows, rows_table

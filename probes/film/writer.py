@@ -21,7 +21,7 @@ from lab.durable import atomic_write, one_clear_error, sync
 from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, is_file_within, read_versioned
 from lab.naming import quoted
-from lab.runs import checkpoint_steps, open_run, update_derived
+from lab.run_folders import checkpoint_steps, open_run, update_derived
 from lab.training import StepRecord
 from probes.film.frames import (
     FILM_SEQUENCES,
@@ -31,7 +31,7 @@ from probes.film.frames import (
     find_onsets,
     onset_rows,
 )
-from probes.reading.reads import model_device
+from probes.reading.observed_model import model_device
 from probes.registry import get_probe, probe_names
 from probes.schemas.film import DYNAMICS
 from probes.tables import json_text, parquet_bytes

@@ -30,7 +30,7 @@ from probes.first_order.importance import (
     sequence_values,
 )
 from probes.intervals import mean_over_rows, percentile_interval, resampled_means
-from probes.reading.reads import as_batch, provenance
+from probes.reading.observed_model import as_batch, provenance
 from probes.schemas.first_order import AGREEMENT, FIRST_ORDER
 from probes.tables import make_table, rows_table
 

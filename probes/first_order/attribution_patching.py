@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.attention import fused_attention, mix_values
+from lab.attention_reads import AttentionReads
 from lab.checks import require, require_choice
 from lab.gates import HeadGates
 from lab.hooked_gpt import HookedGPT
-from lab.reads import AttentionReads
 from lab.shapes import GivenMask, HeadVectors, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import MetricFunction
@@ -28,7 +28,7 @@ from probes.ablation.sweep import Ablation
 from probes.execution import MEMORY
 from probes.first_order.head_gradients import GateGradients, gate_gradients
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     as_batch,
     model_device,
     provenance,

@@ -28,7 +28,7 @@ from probes.ablation.metrics import (
 )
 from probes.ablation.sweep import require_answers, require_positions, scored_batch
 from probes.execution import MEMORY
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     as_batch,
     model_device,
     probe_input,

@@ -25,7 +25,7 @@ from probes.intervals import (
     percentile_interval,
     resampled_means,
 )
-from probes.reading.reads import provenance
+from probes.reading.observed_model import provenance
 from probes.schemas.first_order import IMPORTANCE
 from probes.tables import make_table
 

@@ -21,11 +21,18 @@ from lab.partial_pass import WholePass, can_be_entered, edited_rows
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, MetricFunction
-from probes.ablation.runs import HeadSet, Request, SequenceRuns, layer_edits, planned, repeated
 from probes.ablation.sweep import Ablation, known_sets, row_counts, sweep_request
+from probes.ablation.sweep_passes import (
+    HeadSet,
+    Request,
+    SequenceRuns,
+    layer_edits,
+    planned,
+    repeated,
+)
 from probes.execution import Execution
 from probes.intervals import bootstrap_interval, mean_over_rows
-from probes.reading.reads import provenance, require_gates
+from probes.reading.observed_model import provenance, require_gates
 from probes.schemas.first_order import SELF_REPAIR
 from probes.tables import rows_table
 

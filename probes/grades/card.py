@@ -35,8 +35,7 @@ from probes.grades.grading import (
 )
 from probes.grades.rivals import Scores, bare_means, customary_label, detector_scores
 from probes.head_classes import shown_label
-from probes.labels.study import label_study
-from probes.planted.building import Planted
+from probes.labels.head_labels import label_study
 from probes.planted.cohort import (
     CARD_SEEDS,
     GAINS,
@@ -45,6 +44,7 @@ from probes.planted.cohort import (
     planted_cohort,
     random_model,
 )
+from probes.planted.planted_models import Planted
 from probes.reading.inputs import PairedInput, repeated_pair
 
 RANDOM_HEADS = 1_000

@@ -1,7 +1,7 @@
 """How others name heads: TransformerLens's detector, and the bare means that courses teach.
 
 Both cut a mean of attention at 0.4, without a chance level, a control, an interval or a rival. They
-are here to be graded beside `probes.labels.study`, on the same models and sequences.
+are here to be graded beside `probes.labels.head_labels`, on the same models and sequences.
 """
 
 from collections.abc import Mapping

@@ -32,8 +32,8 @@ from probes.labels.layer_measures import (
 )
 from probes.labels.source_stripes import STRIPES, source_overlap
 from probes.reading.inputs import PairedInput
+from probes.reading.observed_model import ReadableModel
 from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import ReadableModel
 
 PerSequence = Float64[np.ndarray, "batch column"]
 PerHead = Float64[np.ndarray, " column"]

@@ -21,8 +21,8 @@ from probes.head_classes import HEAD_CLASSES, STEPS
 from probes.labels.rules import ELSEWHERE_BELOW
 from probes.labels.source_stripes import STRIPES
 from probes.reading.inputs import PairedInput
+from probes.reading.observed_model import ReadableModel, head_ids, observe_layers, slices_for
 from probes.reading.pattern_reads import LayerReads, PatternReads
-from probes.reading.reads import ReadableModel, head_ids, observe_layers, slices_for
 from probes.registry import get_probe, load_function
 from probes.writing.head_weights import output_weights, written_shape
 from probes.writing.values import value_sums

@@ -3,7 +3,7 @@
 Each sequence gives one difference, mass on the targets less mass in the control. Without an effect
 its sign is a coin: flipping the signs of whole sequences, the same for all heads, shows what luck
 does to every head at once, with the dependence between them (Westfall and Young 1993; Benjamini and
-Hochberg 1995). What a significant effect means for a label is decided in `probes.labels.study`.
+Hochberg 1995). What a significant effect means for a label: `probes.labels.head_labels`.
 """
 
 import functools

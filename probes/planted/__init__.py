@@ -5,8 +5,8 @@
 and `patterns` (the attention that must come out).
 """
 
-from probes.planted.building import Planted, plant
 from probes.planted.heads import PlantedHead
 from probes.planted.patterns import expected_pattern, planted_mass
+from probes.planted.planted_models import Planted, plant
 
 __all__ = ["Planted", "PlantedHead", "expected_pattern", "plant", "planted_mass"]

@@ -21,8 +21,8 @@ from lab.checks import require_seed
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
 from probes.head_classes import HEAD_CLASSES, shown_label
-from probes.planted.building import Norm, Planted, plant
 from probes.planted.heads import MIXABLE, PlantedHead, Writes
+from probes.planted.planted_models import Norm, Planted, plant
 from probes.registry import get_probe
 
 TUNING_SEEDS = range(100)

@@ -1,7 +1,7 @@
 """Which heads can be planted: every kind, what a labeler must call it, and where its rows look.
 
-A head is described here as frozen data. How it becomes weights is in `probes.planted.codes` and
-`probes.planted.building`.
+A head is described here as frozen data. How it becomes weights is in
+`probes.planted.one_hot_codes` and `probes.planted.planted_models`.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The attention that a planted head must have, from tokens and places alone: no weights, no model.
 
-What `probes.planted.building` makes of weights is held against this.
+What `probes.planted.planted_models` makes of weights is held against this.
 """
 
 import math
@@ -10,7 +10,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from lab.shapes import Tokens
-from probes.planted.codes import (
+from probes.planted.heads import PlantedHead, moved, place_scores
+from probes.planted.one_hot_codes import (
     OFF,
     Codes,
     random_scores,
@@ -18,7 +19,6 @@ from probes.planted.codes import (
     steps_back,
     wheel_speeds,
 )
-from probes.planted.heads import PlantedHead, moved, place_scores
 
 Expected = Float64[Tensor, "batch query_pos key_pos"]
 

@@ -1,6 +1,6 @@
 """How small a model can get: what is left of it after each removal, on sequences held out.
 
-The orders are `probes.pruning.orders`'s, the measurements `probes.pruning.points`'s.
+The orders are `probes.pruning.orders`'s, the measurements `probes.pruning.curve_points`'s.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from probes.ablation.sweep import (
 )
 from probes.execution import Execution
 from probes.intervals import bootstrap_interval
+from probes.pruning.curve_points import Point, head_labels, measured_points
 from probes.pruning.orders import (
     STEP_BY_STEP,
     PruningPath,
@@ -35,9 +36,8 @@ from probes.pruning.orders import (
     searches,
 )
 from probes.pruning.plan import PruningPlan, curve_metrics, curve_steps, names_of
-from probes.pruning.points import Point, head_labels, measured_points
 from probes.pruning.removing import check_filling
-from probes.reading.reads import as_batch, probe_input, provenance
+from probes.reading.observed_model import as_batch, probe_input, provenance
 from probes.schemas.cause import PRUNING, RANDOM_BAND, REMOVABLE
 from probes.tables import checked_table, digest, make_table
 

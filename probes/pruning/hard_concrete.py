@@ -21,7 +21,7 @@ from lab.gates import GateTensors, Reference
 from lab.hooked_gpt import HookedGPT
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.reading.reads import as_batch, require_gates
+from probes.reading.observed_model import as_batch, require_gates
 from probes.schemas.cause import GATES
 from probes.tables import make_table
 

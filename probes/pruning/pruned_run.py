@@ -1,6 +1,6 @@
 """A pruned model as a run or a folder: written, read back and certified before it gets its name.
 
-What pruning does to a model is `probes.pruning.removing`'s; what a run folder is, `lab.runs`'s.
+`probes.pruning.removing` prunes the model; `lab.run_folders` says what a run folder is.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from lab.gates import GateTensors, HeadGates, Reference
 from lab.hooked_gpt import HookedGPT
 from lab.manifest import seal_folder
 from lab.naming import head_label
-from lab.runs import (
+from lab.run_folders import (
     CHECKPOINTS,
     CONFIG,
     METRIC_COLUMNS,
@@ -36,7 +36,7 @@ from lab.runtime import git_sha, versions
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from probes.pruning.removing import ParityCertificate, certify, prune_heads, weights_sha256
-from probes.reading.reads import require_gates
+from probes.reading.observed_model import require_gates
 
 PARITY = "parity.json"
 """The certificate beside the weights of a pruned run."""

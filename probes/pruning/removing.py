@@ -25,7 +25,7 @@ from lab.hooked_gpt import HookedGPT
 from lab.naming import quoted, unknown_name
 from lab.shapes import Tokens
 from lab.weights import weights_bytes
-from probes.reading.reads import require_gates
+from probes.reading.observed_model import require_gates
 
 MODES = ("zero", "mean")
 PER_QUERY_HEAD = ("W_Q", "W_O", "b_Q")

@@ -6,8 +6,8 @@ from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
-from probes.labels.study import label_heads
-from probes.reading.reads import require_gates
+from probes.labels.head_labels import label_heads
+from probes.reading.observed_model import require_gates
 from probes.schemas.cause import SURVIVORS
 from probes.tables import make_table
 

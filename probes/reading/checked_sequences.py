@@ -11,7 +11,7 @@ from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
 from probes.reading.inputs import PairedInput, can_repeat, content_control, repeated_pair
-from probes.reading.reads import ReadableModel, checked_input
+from probes.reading.observed_model import ReadableModel, checked_input
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

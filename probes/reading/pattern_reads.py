@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.attention import CAUSAL, Mixed, SharedValues, Sight, Values, mix_values, share_keys
-from lab.reads import AttentionReads, Cells, CellValue
+from lab.attention_reads import AttentionReads, Cells, CellValue
 from lab.row_kernels import SCORES_AT_ONCE
 from lab.shapes import Pattern, RowValue
 

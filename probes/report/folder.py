@@ -1,7 +1,7 @@
 """All probes of one model in one folder: tables, figures, a page to read and a first screen.
 
 Everything is measured and drawn before the first file is written; then the files appear together,
-in a run folder through `lab.runs.update_derived`, elsewhere as one new folder.
+in a run folder through `lab.run_folders.update_derived`, elsewhere as one new folder.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from lab.evaluation import Evaluation, evaluate
 from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST
 from lab.naming import counted, head_label
-from lab.runs import Run, update_derived
+from lab.run_folders import Run, update_derived
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.vocab import Vocab
@@ -30,7 +30,7 @@ from probes.attention.maps import LONGEST, Map, attention_map, sequence_maps, to
 from probes.film.frames import find_onsets
 from probes.head_classes import LADDER
 from probes.intervals import FEW_SEQUENCES
-from probes.labels.study import study_of
+from probes.labels.head_labels import study_of
 from probes.number_text import decimals, significant
 from probes.registry import SOURCE_PROBES
 from probes.report import figures

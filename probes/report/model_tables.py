@@ -13,10 +13,10 @@ from probes.attention.entropy import entropy_table, row_sums
 from probes.attention.heads import scores_table
 from probes.attention.offsets import longest_offset, offset_mass, spectrum_table
 from probes.attention.targets import ProbeInput
-from probes.labels.study import study_of
+from probes.labels.head_labels import study_of
 from probes.reading.checked_sequences import CheckedSequences
+from probes.reading.observed_model import ReadableModel, checked_input, measured_layers
 from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import ReadableModel, checked_input, measured_layers
 from probes.writing.copying import copying_table, sample_tokens
 from probes.writing.values import ValueSums, value_measure, values_table
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from lab.hooked_gpt import HookedGPT
-from lab.runs import WEIGHTS, Run
+from lab.run_folders import WEIGHTS, Run
 from lab.shapes import Tokens
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
@@ -21,7 +21,7 @@ from probes.film.frames import film_checkpoints
 from probes.film.writer import FILM
 from probes.reading.checked_sequences import CheckedSequences, check_sequences
 from probes.reading.inputs import repeated_pair
-from probes.reading.reads import as_batch, require_finite, require_gates, vocab_of
+from probes.reading.observed_model import as_batch, require_finite, require_gates, vocab_of
 from probes.schemas.film import DYNAMICS
 from probes.tables import read_table
 

@@ -27,8 +27,7 @@ from probes.reading.inputs import (
     word_ids,
     words_of,
 )
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     checked_input,
     head_ids,
@@ -37,6 +36,7 @@ from probes.reading.reads import (
     provenance,
     require_finite,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.heads import COPYING
 from probes.tables import rows_table
 from probes.writing.head_weights import (

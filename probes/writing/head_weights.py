@@ -17,7 +17,7 @@ from transformer_lens.model_bridge.generalized_components import (
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
 from lab.norms import LayerNorm, NoNorm, RMSNorm
-from probes.reading.reads import ReadableModel, config_of
+from probes.reading.observed_model import ReadableModel, config_of
 
 OutputWeights = Float[Tensor, "head d_value d_model"]
 ValueWeights = Float[Tensor, "head d_model d_value"]

@@ -16,7 +16,7 @@ from lab.hooked_gpt import HookedGPT
 from lab.shapes import Tokens
 from lab.vocab import Vocab
 from probes.attention.maps import token_labels
-from probes.reading.reads import model_device, provenance, require_gates, vocab_of
+from probes.reading.observed_model import model_device, provenance, require_gates, vocab_of
 from probes.schemas import columns as c
 from probes.tables import make_table
 

@@ -16,19 +16,19 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lab.attention import share_keys
-from lab.reads import take_positions
+from lab.attention_reads import take_positions
 from lab.shapes import GivenMask, Tokens
 from lab.tasks.base import Batch
 from probes.attention.targets import ProbeInput
 from probes.labels.rules import CUTS
-from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import (
+from probes.reading.observed_model import (
     ReadableModel,
     head_ids,
     measured_layers,
     probe_input,
     provenance,
 )
+from probes.reading.pattern_reads import LayerReads
 from probes.schemas.heads import VALUES
 from probes.tables import make_table
 from probes.writing.head_weights import output_weights, written_shape

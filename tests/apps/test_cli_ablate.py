@@ -15,13 +15,13 @@ from lab.config import ModelConfig
 from lab.evaluation import Evaluation, evaluate
 from lab.gates import HeadGates
 from lab.hooked_gpt import HookedGPT
-from lab.runs import open_run
+from lab.run_folders import open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.pairs import pair_effects
 from probes.ablation.redundancy import RedundancyPlan, head_redundancy
-from probes.ablation.runs import Chunk, SequenceRuns
 from probes.ablation.sweep import Ablation
+from probes.ablation.sweep_passes import Chunk, SequenceRuns
 from probes.ablation.table import ablation_sweep, head_donors
 from probes.number_text import change
 from probes.reading.inputs import repeated_batch

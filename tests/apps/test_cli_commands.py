@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from lab.hooked_gpt import HookedGPT
-from lab.runs import Run, open_run
+from lab.run_folders import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.attention.heads import score_heads

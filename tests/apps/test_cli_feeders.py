@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.hooked_gpt import HookedGPT
-from probes.feeders.runs import SomeRuns
+from probes.feeders.passes_without_heads import SomeRuns
 from probes.feeders.scores import feeder_scores
 from probes.planted import PlantedHead, plant
 from probes.reading.inputs import repeated_pair

@@ -13,13 +13,13 @@ import torch
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
 from lab.inputs import checked_mask
-from lab.runs import open_run
+from lab.run_folders import open_run
 from lab.tasks.registry import get_task
 from lab.weights import weight_not_finite
 from probes.film.frames import film_checkpoints, find_onsets, onset_rows
 from probes.head_classes import shown_label
-from probes.labels.study import label_study
-from probes.reading.reads import require_tokens
+from probes.labels.head_labels import label_study
+from probes.reading.observed_model import require_tokens
 from probes.tables import json_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_home")
@@ -176,9 +176,9 @@ def test_one_call_checks_its_input_and_its_weights_once(
         return tokens[-1]
 
     monkeypatch.setattr("lab.weights.weight_not_finite", scan)
-    monkeypatch.setattr("probes.reading.reads.weight_not_finite", scan)
-    monkeypatch.setattr("probes.reading.reads.checked_mask", mask)
-    monkeypatch.setattr("probes.reading.reads.require_tokens", ids)
+    monkeypatch.setattr("probes.reading.observed_model.weight_not_finite", scan)
+    monkeypatch.setattr("probes.reading.observed_model.checked_mask", mask)
+    monkeypatch.setattr("probes.reading.observed_model.require_tokens", ids)
     words = ["probe", str(saved), "--out", str(tmp_path / "out")]
     if given == "file":
         (tmp_path / "ids").write_text("1 2 3 1 2\n5,6,5,6,7,8,9,10\n")

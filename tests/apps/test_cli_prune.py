@@ -13,7 +13,7 @@ import pytest
 from apps.cli import main
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
-from lab.runs import open_run
+from lab.run_folders import open_run
 from probes.pruning import points
 
 SHIPPED = Path(__file__).resolve().parents[2] / "artifacts" / "reversal"

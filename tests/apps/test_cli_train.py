@@ -13,7 +13,7 @@ from apps.commands import demo
 from apps.commands.train import read_form
 from apps.terminal import training_lines
 from lab.presets import get_preset
-from lab.runs import open_run
+from lab.run_folders import open_run
 from probes.schemas.film import DYNAMICS
 from probes.tables import read_table
 

@@ -20,7 +20,7 @@ from apps.studio.address import (
 )
 from lab.config import ModelConfig, TrainConfig
 from lab.manifest import FileEntry
-from lab.runs import Run
+from lab.run_folders import Run
 
 HEADS = ["L0H0", "L0H1", "L1H0", "L1H1"]
 

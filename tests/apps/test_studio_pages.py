@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from apps.studio import loaders, panels, widgets
 from apps.studio.address import View, all_heads
 from apps.studio.launch import ENTRY
-from lab.runs import open_run
+from lab.run_folders import open_run
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_without_a_run_the_page_says_the_command(tmp_path, monkeypatch):
 
 def test_what_a_run_folder_says_is_never_markdown(home, tmp_path, monkeypatch):
     """A run folder may come from anyone: its words go where no markdown is read."""
-    from lab.runs import update_derived
+    from lab.run_folders import update_derived
 
     shutil.copytree(home / "tiny", tmp_path / "tiny")
     monkeypatch.setenv("HEADLAB_HOME", str(tmp_path))

@@ -10,7 +10,7 @@ LONGER = {
     "lab.model.HookedGPT.forward": "TransformerLens's signature, and what a pass of ours adds",
     "lab.model.HookedGPT.generate": "TransformerLens's and transformers' words for one sampling",
     "probes.ablation.shapley.shapley_values": "those of a sweep, and how many orders are drawn",
-    "probes.planted.building.plant": "constructs the config of a model",
+    "probes.planted.planted_models.plant": "constructs the config of a model",
 }
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformer_lens.model_bridge import TransformerBridge
 
+from lab.attention_reads import AttentionReads
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
-from lab.reads import AttentionReads
 from tests.benchmarks.measuring import (
     Times,
     largest_difference,

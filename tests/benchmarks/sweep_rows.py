@@ -15,8 +15,8 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
-from probes.ablation.runs import TOKENS_AT_ONCE
 from probes.ablation.sweep import sweep_sets
+from probes.ablation.sweep_passes import TOKENS_AT_ONCE
 from probes.ablation.table import ablation_sweep
 from probes.execution import Execution
 from probes.reading.inputs import repeated_batch

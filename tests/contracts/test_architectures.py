@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from lab.attention_reads import AttentionReads
 from lab.gates import HeadGates
 from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
 from lab.lens.hook_table import FLAGGED_HOOKS
-from lab.reads import AttentionReads
 from probes.pruning.removing import count_parameters, prune_heads
 
 

@@ -95,7 +95,7 @@ def small_config() -> "TrainConfig":
 @pytest.fixture(scope="session")
 def whole_run(small_config: "TrainConfig", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a complete run; examples copy it before they break it."""
-    from lab.runs import update_derived
+    from lab.run_folders import update_derived
     from lab.training import train
 
     run_dir = tmp_path_factory.mktemp("whole") / "tiny"

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from apps.studio.address import HOTTEST, complaints, number_complaints
 from apps.studio.launch import ENTRY
 from apps.studio.loaders import prompt_problem
-from lab.runs import open_run
+from lab.run_folders import open_run
 
 Watch = Callable[..., contextlib.AbstractContextManager[None]]
 

@@ -22,7 +22,7 @@ from apps.cli import main
 from apps.studio.address import all_heads, all_steps
 from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, seal_folder
-from lab.runs import CONFIG, METRICS, WEIGHTS, list_runs, open_run, update_derived
+from lab.run_folders import CONFIG, METRICS, WEIGHTS, list_runs, open_run, update_derived
 from lab.training import train
 
 STEP = "checkpoints/step-000001"

@@ -9,13 +9,13 @@ import torch
 from lab.checkpoint import can_resume
 from lab.gates import HeadGates
 from lab.hooked_gpt import HookedGPT
-from lab.runs import Run, open_run
+from lab.run_folders import Run, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.ablation.table import ablation_sweep
 from probes.attention.heads import score_heads
 from probes.film.frames import film_checkpoints, find_onsets
-from probes.labels.study import label_study
+from probes.labels.head_labels import label_study
 from probes.schemas.heads import HEADS
 from probes.schemas.labels import EVIDENCE, LABELS
 from probes.tables import read_table

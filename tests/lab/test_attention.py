@@ -14,7 +14,7 @@ from lab.attention import (
     fused_attention,
     mix_values,
 )
-from lab.reads import AttentionReads
+from lab.attention_reads import AttentionReads
 
 SQRT_HALF = 2**-0.5
 

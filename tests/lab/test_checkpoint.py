@@ -16,7 +16,7 @@ from lab.checkpoint import (
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
 from lab.manifest import MANIFEST, seal_folder
-from lab.runs import CONFIG, WEIGHTS, open_run
+from lab.run_folders import CONFIG, WEIGHTS, open_run
 from lab.tasks.registry import get_task
 from lab.trainer import make_optimizer
 from lab.weights import weights_bytes

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lab.attention_reads import AttentionReads
 from lab.config import ModelConfig
 from lab.gates import HeadGates
 from lab.hooked_gpt import HookedGPT
 from lab.kv_cache import KeyValueCache
-from lab.reads import AttentionReads
 
 POSITIONS = ["standard", "sinusoidal", "rotary"]
 

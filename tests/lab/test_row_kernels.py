@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab import row_kernels
 from lab.attention import MASK_CELLS, Sight, fused_attention, mix_values
-from lab.reads import AttentionReads
+from lab.attention_reads import AttentionReads
 from lab.row_kernels import (
     cpu_kernel,
     cuda_kernel,

@@ -15,7 +15,7 @@ from lab import training
 from lab.config import TrainConfig
 from lab.durable import temporary_name
 from lab.hooked_gpt import HookedGPT
-from lab.runs import WEIGHTS, list_runs, open_run
+from lab.run_folders import WEIGHTS, list_runs, open_run
 from lab.runtime import Processes
 from lab.tasks.registry import TASKS, get_task
 from lab.trainer import learning_rate, micro_batches

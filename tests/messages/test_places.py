@@ -15,7 +15,7 @@ import pytest
 
 from apps.cli import main
 from apps.commands import probe
-from lab.runs import list_runs, open_run
+from lab.run_folders import list_runs, open_run
 from probes import plots
 from probes.report import folder as report
 

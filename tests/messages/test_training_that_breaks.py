@@ -9,7 +9,7 @@ import torch
 from apps.cli import main
 from lab.durable import hold
 from lab.hooked_gpt import HookedGPT
-from lab.runs import MetricsRow, list_runs, open_run
+from lab.run_folders import MetricsRow, list_runs, open_run
 from lab.trainer import Trainer
 
 

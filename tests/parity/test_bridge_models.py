@@ -24,7 +24,7 @@ from probes.borrowed.attribution import logit_attribution
 from probes.borrowed.edges import edge_attribution
 from probes.borrowed.lens import logit_lens
 from probes.borrowed.patching import patch_activations
-from probes.labels.study import label_study
+from probes.labels.head_labels import label_study
 from probes.writing.copying import copying_scores
 from probes.writing.values import head_values
 

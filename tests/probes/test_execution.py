@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lab.runtime import Processes
-from probes.ablation.runs import planned
+from probes.ablation.sweep_passes import planned
 from probes.execution import Execution
 from probes.feeders.scores import feeder_scores
 from probes.first_order.self_repair import repair_split
@@ -31,7 +31,7 @@ def test_what_a_function_cannot_respect_is_refused(small_model, repeating_batch,
 
 def test_unknown_circumstances_are_pythons_own_errors(small_model, repeating_batch):
     with pytest.raises(TypeError, match="unexpected keyword argument 'memory'"):
-        pruning_curve(small_model, repeating_batch, held_out=repeating_batch, memory=1)
+        pruning_curve(small_model, repeating_batch, held_out=repeating_batch, memory=1)  # pyright: ignore[reportCallIssue]
 
 
 def test_every_sweep_of_a_pruning_curve_respects_the_memory(

@@ -8,7 +8,7 @@ from probes.attention.entropy import entropy_profile
 from probes.attention.heads import score_heads
 from probes.attention.offsets import offset_spectrum
 from probes.attention.peaks import head_peaks
-from probes.reading.reads import observe_layers, probe_input
+from probes.reading.observed_model import observe_layers, probe_input
 from probes.writing.values import head_values
 
 N_POS = 2_048
@@ -61,7 +61,7 @@ def test_no_matrix_is_built_of_a_long_sequence(long_input, pad, monkeypatch):
 
 def test_what_needs_whole_rows_takes_a_few_at_a_time(long_input, monkeypatch):
     model, tokens = long_input
-    monkeypatch.setattr("lab.reads.SCORES_AT_ONCE", 100 * N_POS)
+    monkeypatch.setattr("lab.attention_reads.SCORES_AT_ONCE", 100 * N_POS)
     with LargestTensor() as largest:
         head_peaks(model, tokens[:, :1_500], ["previous"])
     assert largest.numbers <= 2 * 100 * N_POS

@@ -30,7 +30,7 @@ from probes.first_order.agreement import first_order_study
 from probes.first_order.attribution_patching import estimated_ablations
 from probes.first_order.importance import head_importance
 from probes.first_order.self_repair import repair_split
-from probes.labels.study import label_study
+from probes.labels.head_labels import label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning.curves import pruning_curve, random_band, removable
 from probes.pruning.hard_concrete import learn_gates

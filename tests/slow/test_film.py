@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.presets import get_preset
-from lab.runs import METRICS, WEIGHTS, open_run
+from lab.run_folders import METRICS, WEIGHTS, open_run
 from lab.training import train
 from probes.film.frames import find_onsets
 from probes.film.writer import FILM, FRAMES, SETTINGS, FilmSettings, FilmWriter

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.config import ModelConfig, TrainConfig
-from lab.runs import METRICS, WEIGHTS, list_runs, open_run
+from lab.run_folders import METRICS, WEIGHTS, list_runs, open_run
 from lab.training import train
 
 KILLS = 20

@@ -12,7 +12,7 @@ import torch
 
 from lab.config import ModelConfig, TrainConfig
 from lab.hooked_gpt import HookedGPT
-from lab.runs import WEIGHTS, list_runs, open_run
+from lab.run_folders import WEIGHTS, list_runs, open_run
 from lab.training import train
 
 SCRIPT = """

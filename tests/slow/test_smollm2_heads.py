@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from apps.cli import main
 from lab.hooked_gpt import HookedGPT
 from lab.naming import head_label
-from probes.labels.study import LabelStudy, label_study
+from probes.labels.head_labels import LabelStudy, label_study
 from probes.reading.inputs import repeated_pair
 
 NAME = "smollm2-135m-instruct"

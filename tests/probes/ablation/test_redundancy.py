@@ -18,7 +18,7 @@ from lab.tasks.registry import get_task
 from probes.ablation.matched_sets import draw_matched_sets
 from probes.ablation.redundancy import Change, RedundancyPlan, head_redundancy, label_groups
 from probes.ablation.shapley import shapley_values
-from probes.labels.study import label_heads
+from probes.labels.head_labels import label_heads
 from probes.planted import PlantedHead, plant
 from probes.schemas.cause import REDUNDANCY
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lab.reads import AttentionReads
+from lab.attention_reads import AttentionReads
 from probes.attention.entropy import entropy_profile
 from probes.planted import PlantedHead, plant
 from probes.schemas.heads import ENTROPY

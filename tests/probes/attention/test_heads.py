@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lab.reads import AttentionReads
+from lab.attention_reads import AttentionReads
 from lab.tasks.registry import get_task
 from probes.ablation.table import ablation_sweep
 from probes.attention import heads as heads_module
@@ -16,7 +16,7 @@ from probes.attention.entropy import entropy_profile
 from probes.attention.heads import head_masses, score_heads
 from probes.planted import PlantedHead, plant, planted_mass
 from probes.reading import reads as reads_module
-from probes.reading.reads import probe_input, special_ids_of
+from probes.reading.observed_model import probe_input, special_ids_of
 from probes.registry import SOURCE_PROBES, choose_probes, load_function, probe_names
 from probes.schemas.heads import HEADS
 

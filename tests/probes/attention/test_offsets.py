@@ -6,7 +6,7 @@ import torch
 
 from probes.attention import offsets as offsets_module
 from probes.attention.offsets import offset_mass, offset_spectrum
-from probes.reading.reads import observe_layers, probe_input
+from probes.reading.observed_model import observe_layers, probe_input
 
 
 def shifted(n, back):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from probes.attention.peaks import head_peaks, row_peaks
-from probes.reading.reads import observe_layers, probe_input
+from probes.reading.observed_model import observe_layers, probe_input
 from probes.registry import get_probe, load_function
 
 WORDS = torch.tensor([[9, 2, 3, 4, 5, 6]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab.hooked_gpt import HookedGPT
-from lab.runs import open_run
+from lab.run_folders import open_run
 from lab.tasks.registry import get_task
 from probes.attention.heads import score_heads
 from probes.film.frames import (
@@ -20,7 +20,7 @@ from probes.film.frames import (
     mean_and_error,
     onset_rows,
 )
-from probes.reading.reads import slices_of
+from probes.reading.observed_model import slices_of
 from probes.registry import probe_names
 from probes.schemas.film import DYNAMICS, ONSETS
 from probes.tables import make_table

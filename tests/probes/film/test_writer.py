@@ -11,7 +11,7 @@ import pytest
 
 from lab.config import ModelConfig, TrainConfig
 from lab.durable import to_json
-from lab.runs import WEIGHTS, open_run
+from lab.run_folders import WEIGHTS, open_run
 from lab.training import train
 from probes.film.frames import film_checkpoints
 from probes.film.writer import FILM, FRAMES, SETTINGS, FilmSettings, FilmWriter, settings_of

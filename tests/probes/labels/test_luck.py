@@ -9,10 +9,10 @@ from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
 from probes.head_classes import CONTENT
 from probes.labels.evidence import gather_evidence
-from probes.labels.study import content_tests, label_heads, label_study
+from probes.labels.head_labels import content_tests, label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.reading.inputs import repeated_pair
-from probes.reading.reads import probe_input
+from probes.reading.observed_model import probe_input
 from probes.tables import json_rows
 
 SMALL = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_vocab": 40, "n_ctx": 22}

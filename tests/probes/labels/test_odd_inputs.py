@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lab.tasks.registry import get_task
-from probes.labels.study import label_heads
+from probes.labels.head_labels import label_heads
 from probes.planted import PlantedHead, plant
 
 

@@ -15,7 +15,7 @@ from probes.pruning.hard_concrete import (
     open_probability,
 )
 from probes.pruning.removing import prune_heads
-from probes.reading.reads import as_batch
+from probes.reading.observed_model import as_batch
 
 
 def test_published_figures() -> None:

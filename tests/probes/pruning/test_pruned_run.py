@@ -11,7 +11,7 @@ from lab.config import ModelConfig, TrainConfig
 from lab.gates import HeadGates
 from lab.hooked_gpt import HookedGPT
 from lab.presets import get_preset
-from lab.runs import Run, list_runs, open_run
+from lab.run_folders import Run, list_runs, open_run
 from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from lab.training import train

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lab.gates import HeadGates
-from probes.labels.study import label_heads
+from probes.labels.head_labels import label_heads
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
 from probes.pruning.survivors import survivor_labels

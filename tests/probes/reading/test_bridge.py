@@ -16,7 +16,7 @@ from probes.attention.maps import attention_map
 from probes.attention.offsets import offset_spectrum
 from probes.reading import bridge as bridge_module
 from probes.reading.bridge import observe_patterns
-from probes.reading.reads import special_ids_of, weights_of
+from probes.reading.observed_model import special_ids_of, weights_of
 from probes.writing.values import head_values
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lab.attention import Sight
-from lab.reads import AttentionReads
+from lab.attention_reads import AttentionReads
 from probes.reading import pattern_reads as pattern_reads_module
 from probes.reading.pattern_reads import PatternReads
 

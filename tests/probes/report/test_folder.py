@@ -16,7 +16,7 @@ from PIL import Image
 from lab.config import ModelConfig, TrainConfig
 from lab.evaluation import evaluate
 from lab.hooked_gpt import HookedGPT
-from lab.runs import open_run, update_derived
+from lab.run_folders import open_run, update_derived
 from lab.tasks.registry import get_task
 from lab.training import train
 from lab.vocab import Vocab
@@ -25,7 +25,7 @@ from probes.ablation.metrics import DEFAULT_METRICS
 from probes.ablation.table import ablation_sweep
 from probes.attention.heads import score_heads
 from probes.film.writer import FILM
-from probes.labels.study import label_study
+from probes.labels.head_labels import label_study
 from probes.reading.inputs import repeated_pair
 from probes.registry import choose_probes
 from probes.report import folder as report

@@ -1,8 +1,8 @@
 """Models whose heads are known, because their weights were written down: `plant`.
 
-What a head looks at and writes is `probes.planted.codes`; here these maps become the weights of a
-HookedGPT, in a rotated basis if asked for, and exactly so under LayerNorm, RMSNorm, grouped-query
-attention and rotary positions.
+What a head looks at and writes is `probes.planted.one_hot_codes`; here these maps become the
+weights of a HookedGPT, in a rotated basis if asked for, and exactly so under LayerNorm, RMSNorm,
+grouped-query attention and rotary positions.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ from lab.naming import head_label
 from lab.tasks.base import Task
 from lab.tasks.registry import get_task
 from lab.vocab import SPECIAL_SYMBOLS
-from probes.planted.codes import (
+from probes.planted.heads import PlantedHead
+from probes.planted.one_hot_codes import (
     ROTARY_BASE,
     ROTARY_WIDTH,
     Codes,
@@ -36,7 +37,6 @@ from probes.planted.codes import (
     value_map,
     width,
 )
-from probes.planted.heads import PlantedHead
 from probes.schemas.labels import PLANTED
 from probes.tables import make_table
 

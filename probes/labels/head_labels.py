@@ -19,9 +19,15 @@ from probes.attention.distances import distance_rows, distance_totals
 from probes.attention.targets import ProbeInput
 from probes.head_classes import CLASSES, CONTENT, LADDER
 from probes.labels.evidence import Evidence, gather_evidence
+from probes.labels.label_tables import (
+    ClassSummary,
+    rows_of_evidence,
+    rows_of_labels,
+    rows_text,
+    summarised,
+)
 from probes.labels.layer_measures import Heads
 from probes.labels.reasons import reason
-from probes.labels.rows import ClassSummary, rows_of_evidence, rows_of_labels, rows_text, summarised
 from probes.labels.rules import (
     CUTS,
     ClassNumbers,
@@ -34,7 +40,7 @@ from probes.labels.significance import FlipTest, flip_test
 from probes.labels.source_stripes import STRIPES
 from probes.reading.checked_sequences import CheckedSequences, check_sequences
 from probes.reading.inputs import PairedInput
-from probes.reading.reads import ReadableModel, provenance, require_finite
+from probes.reading.observed_model import ReadableModel, provenance, require_finite
 from probes.schemas.labels import EVIDENCE, LABELS
 from probes.tables import rows_table
 from probes.writing.copying import eigenvalue_scores, model_ends

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.attention import Sight, mix_values
-from lab.reads import AttentionReads
+from lab.attention_reads import AttentionReads
 
 MASKS = {
     "none": None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.manifest import MANIFEST, read_manifest
-from lab.runs import (
+from lab.run_folders import (
     CONFIG,
     METRICS,
     WEIGHTS,
@@ -34,7 +34,8 @@ def edit_json(path: Path, **changes: object) -> None:
 
 def test_reading_runs_needs_no_torch():
     code = (
-        "import sys, lab.runs, lab.presets; lab.runs.list_runs(); lab.presets.get_preset('copy')\n"
+        "import sys, lab.run_folders, lab.presets\n"
+        "lab.run_folders.list_runs(); lab.presets.get_preset('copy')\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ from probes.feeders.composition import composition_scores
 from probes.first_order.attribution_patching import estimated_ablations
 from probes.first_order.importance import head_importance
 from probes.first_order.self_repair import repair_split
-from probes.labels.study import label_heads
+from probes.labels.head_labels import label_heads
 from probes.writing.copying import copying_scores
 from probes.writing.values import head_values
 
@@ -60,7 +60,7 @@ def test_weights_are_read_for_finiteness_once(small_model, repeating_batch, meas
     def scan(model):
         scans.append(model)
 
-    monkeypatch.setattr("probes.reading.reads.weight_not_finite", scan)
+    monkeypatch.setattr("probes.reading.observed_model.weight_not_finite", scan)
     for calls in (1, 2):  # at every call: weights may be edited in between
         MEASURES[measure](small_model, repeating_batch)
         assert len(scans) == calls

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from lab.attention_reads import Observer
 from lab.checks import is_whole, require_whole
 from lab.config import ModelConfig
 from lab.families.token_text import token_vocab
 from lab.inputs import checked_mask
 from lab.naming import quoted
-from lab.reads import Observer
 from lab.runtime import versions
 from lab.shapes import GivenMask, PositionMask, Tokens
 from lab.taps import listened

@@ -20,20 +20,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformer_lens.hook_points import HookPoint
 
+from lab.attention_reads import AttentionReads
 from lab.gates import GateTensors, HeadGates
 from lab.hooked_gpt import HookedGPT
-from lab.reads import AttentionReads
 from lab.shapes import Pattern, Resid, Tokens
 from probes.ablation.ledger import known_by, open_ledger, tensor_digest
 from probes.ablation.matched_sets import Head
-from probes.ablation.runs import TOKENS_AT_ONCE, repeated, set_gates
 from probes.ablation.sweep import Ablation, HeadSet
+from probes.ablation.sweep_passes import TOKENS_AT_ONCE, repeated, set_gates
 from probes.execution import Execution
 from probes.head_classes import LADDER
 from probes.labels.layer_measures import pair_rows
 from probes.reading.inputs import PairedInput
+from probes.reading.observed_model import Observer, model_device, require_unhooked
 from probes.reading.pattern_reads import LayerReads
-from probes.reading.reads import Observer, model_device, require_unhooked
 from probes.tables import digest
 
 LOGITS_AT_ONCE = 2**26

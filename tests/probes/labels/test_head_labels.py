@@ -12,9 +12,9 @@ from lab.tasks.base import Batch
 from lab.tasks.registry import get_task
 from probes.attention.heads import score_heads
 from probes.head_classes import CLASSES, CONTENT, LABEL_NAMES
+from probes.labels.head_labels import label_heads, label_study
 from probes.labels.reasons import copies
 from probes.labels.rules import CUTS
-from probes.labels.study import label_heads, label_study
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
 from probes.registry import SOURCE_PROBES

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from lab.naming import head_label
 from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric
-from probes.ablation.runs import RunTotals
 from probes.ablation.sweep import HeadSet, Swept, row_counts, sweep_sets
+from probes.ablation.sweep_passes import RunTotals
 from probes.execution import Execution
 from probes.pruning.orders import PruningPath, Search, without
 from probes.pruning.removing import cache_bytes, count_parameters
