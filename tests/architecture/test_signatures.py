@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 8
 LONGER = {
-    "lab.model.HookedGPT.forward": "TransformerLens's signature, and what a pass of ours adds",
-    "lab.model.HookedGPT.generate": "TransformerLens's and transformers' words for one sampling",
+    "lab.model.GPT.forward": "TransformerLens's signature, and what a pass of ours adds",
+    "lab.hooked_gpt.HookedGPT.generate": "TransformerLens's and transformers' words for one sampling",
     "probes.ablation.shapley.shapley_values": "those of a sweep, and how many orders are drawn",
     "probes.planted.planted_models.plant": "constructs the config of a model",
 }
