@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = 8
 LONGER = {
     "lab.model.GPT.forward": "TransformerLens's signature, and what a pass of ours adds",
-    "lab.hooked_gpt.HookedGPT.generate": "TransformerLens's and transformers' words for one sampling",
+    "lab.hooked_gpt.HookedGPT.generate": "how to sample, in transformers' words",
     "probes.ablation.shapley.shapley_values": "those of a sweep, and how many orders are drawn",
     "probes.planted.planted_models.plant": "constructs the config of a model",
 }
