@@ -6,8 +6,6 @@ activation computed step by step; without listeners the fused kernel of PyTorch 
 at once. How layers become a model is in `lab.model`.
 """
 
-from collections.abc import Sequence
-
 import torch
 from einops import einsum, rearrange, repeat
 from jaxtyping import Float
@@ -33,9 +31,10 @@ from lab.embeddings import Embed, PosEmbed, TiedUnembed, Unembed
 from lab.initial import draw_parameters
 from lab.lens.view import HookedGPTConfig
 from lab.mlps import MLP, GatedMLP
-from lab.norms import LayerNorm, NoNorm, RMSNorm, make_norm
-from lab.passes import Laid, Pass, pass_alone
+from lab.norms import LayerNorm, NoNorm, Norm, RMSNorm, make_norm
+from lab.passes import Pass, pass_alone
 from lab.positions import Turns, turned
+from lab.projections import Laid, project, side_by_side
 from lab.shapes import HeadVectors, Resid
 from lab.taps import hooked
 
@@ -47,8 +46,6 @@ PerKeyHead = Float[Tensor, "batch pos kv_head d_model"]
 """The residual stream, one copy for each key and value head."""
 KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
 """One vector for each position and key head."""
-FEW_POSITIONS = 16
-"""Up to this many positions, laying weights side by side costs more than it saves."""
 
 
 class Attention(nn.Module):
@@ -131,7 +128,8 @@ class Attention(nn.Module):
     ) -> tuple[Queries, SharedKeys, SharedKeys, Mixed | None]:
         """Return q, k and v as the scores use them, and z where the observer's reads brought it."""
         q, k, v = self.project(q_in, k_in, v_in, None if run.laid is None else run.laid[layer])
-        q, k, v = run.tap(self.hook_q, q), run.tap(self.hook_k, k), run.tap(self.hook_v, v)
+        if not run.quiet:
+            q, k, v = run.tap(self.hook_q, q), run.tap(self.hook_k, k), run.tap(self.hook_v, v)
         if run.turns is not None:
             q, k = run.tap(self.hook_rot_q, self.turn(q, run.turns)), self.turn(k, run.turns)
             k = run.tap(self.hook_rot_k, k)
@@ -154,19 +152,22 @@ class Attention(nn.Module):
         laid: Laid | None = None,
     ) -> tuple[Queries, KeyVectors, KeyVectors]:
         """Return q, k and v [batch, pos, head, d_head]: from one product if they read the same."""
+        same = q_in is k_in is v_in
+        if same and laid is not None:
+            q, k, v = laid(q_in)
+            return q, k, v
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
-        if q_in is k_in is v_in:
-            q, k, v = project(q_in, weights, biases, laid)
+        if same:
+            q, k, v = project(q_in, weights, biases)
             return q, k, v
         each = zip((q_in, k_in, v_in), weights, biases, strict=True)
         q, k, v = (project(x, (weight,), (bias,))[0] for x, weight, bias in each)
         return q, k, v
 
     def laid(self) -> Laid:
-        """Return the weights and biases of q, k and v side by side, without their gradients."""
+        """Return the projections of q, k and v side by side, without their gradients."""
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
-        flat, bias = side_by_side(weights, biases)
-        return flat.detach(), bias.detach()
+        return side_by_side(weights, biases).detached()
 
     def turn(self, x: Queries, turns: Turns) -> Queries:
         """Return q or k turned by its rotary positions, the last ones where x holds only those."""
@@ -248,7 +249,7 @@ class Block(nn.Module):
         """Return what q, k and v are made of."""
         attn, cfg = self.attn, self.cfg
         normalised = in_steps(self.ln1, residual, run)
-        if not isinstance(attn, Attention):
+        if run.quiet or not isinstance(attn, Attention):
             return normalised, normalised, normalised
         hooks = (attn.hook_attn_in, attn.hook_q_input, attn.hook_k_input, attn.hook_v_input)
         if not (cfg.use_attn_in or cfg.use_split_qkv_input or run.hears(*hooks)):
@@ -354,50 +355,11 @@ def hand_on(part: nn.Module, inputs: tuple[Tensor, ...], run: Pass, layer: int) 
 
 def in_steps(part: nn.Module, x: Resid, run: Pass) -> Resid:
     """Call a norm or an MLP on x; an explicit pass makes parts of ours go step by step."""
-    if run.quiet:
-        return part.forward(x)  # past what torch.nn.Module does for hooks
+    if run.quiet:  # past the hooks, and past what torch.nn.Module does for them
+        return part.fused(x) if isinstance(part, Norm) else part.forward(x)
     return part(x, True) if run.path == "explicit" and hears(part) else part(x)
 
 
 def fork(residual: Resid, heads: int) -> PerHead:
     """Return a copy of the residual stream for each head."""
     return repeat(residual, "batch pos d_model -> batch pos head d_model", head=heads).clone()
-
-
-def project(
-    x: Resid | Float[Tensor, "batch pos head d_model"],
-    weights: Sequence[Float[Tensor, "_ d_model d_head"]],
-    biases: Sequence[Float[Tensor, "_ d_head"]],
-    laid: Laid | None = None,
-) -> Sequence[Float[Tensor, "batch pos _ d_head"]]:
-    """Return x W + b for each of several weights: a vector for each position and head.
-
-    Args:
-        x: [batch, pos, d_model], or [batch, pos, head, d_model] with an input for each head.
-        weights: One matrix a head, say W_Q, W_K and W_V.
-        biases: Their biases.
-        laid: `side_by_side` of the two, where somebody keeps it.
-    """
-    if x.ndim == 4:
-        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        each = zip(weights, biases, strict=True)
-        return [einsum(x, weight, pattern) + bias for weight, bias in each]
-    if laid is None and x.shape[0] * x.shape[1] <= FEW_POSITIONS:
-        rows = x.flatten(0, 1)  # a product for each head, with the weights where they are
-        vectors = [
-            torch.baddbmm(bias.unsqueeze(1), rows.expand(len(weight), -1, -1), weight)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]  # [head, batch * pos, d_head]
-        return [vector.transpose(0, 1).unflatten(0, x.shape[:2]) for vector in vectors]
-    flat, bias = side_by_side(weights, biases) if laid is None else laid
-    sizes = [len(weight) for weight in weights]
-    vectors = F.linear(x, flat, bias).view(*x.shape[:2], sum(sizes), weights[0].shape[-1])
-    # What hooks may write into: autograd forbids it for what split() returns, and the gradients
-    # of slices are three tensors of the whole size where this gives one.
-    return vectors.unsafe_split_with_sizes(sizes, dim=2)
-
-
-def side_by_side(weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Laid:
-    """Return weights [head, d_model, d_head] and biases for one product: all heads as rows."""
-    flat = torch.cat([weight.mT for weight in weights]).flatten(0, 1)
-    return flat, torch.cat([*biases]).flatten()

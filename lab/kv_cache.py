@@ -93,9 +93,10 @@ class KeyValueCache:
             )
         else:
             keys, values = self._with_room(past, new, start, stop)
-            keys[:, :, start:stop], values[:, :, start:stop] = new
+            for buffer, n in zip((keys, values), new, strict=True):
+                buffer.narrow(2, start, stop - start).copy_(n)
         self.layers[layer] = keys, values
-        return keys[:, :, :stop].transpose(1, 2), values[:, :, :stop].transpose(1, 2)
+        return keys.narrow(2, 0, stop).transpose(1, 2), values.narrow(2, 0, stop).transpose(1, 2)
 
     def _with_room(
         self,

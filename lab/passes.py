@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
@@ -14,11 +13,10 @@ from lab.config import ModelConfig
 from lab.gates import GateTensors
 from lab.kv_cache import KeyValueCache
 from lab.positions import Positions, Turns, token_positions, turns_of
+from lab.projections import Laid
 from lab.taps import listened
 
 AttentionPath = Literal["auto", "fused", "explicit"]
-Laid = tuple[Float[Tensor, "_ d_model"], Float[Tensor, " _"]]
-"""Weights and biases of several projections side by side, for one matrix product."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +45,7 @@ class Pass:
 
     def tap(self, hook: HookPoint, x: Tensor) -> Tensor:
         """Return what the listeners of a hook point make of x."""
-        return hook(x) if self.hears(hook) else x
+        return x if self.quiet or not listened(hook) else hook(x)
 
     def refuse_foreign(self, part: nn.Module, layer: int) -> None:
         """Raise ValueError if this pass says something that a foreign part would not hear."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lab.config import ModelConfig, SampleConfig
 from lab.gates import HeadGates
-from lab.generation import stream
+from lab.generation import steps
 from lab.hooked_gpt import HookedGPT
 from probes import ablation_sweep, score_heads
 
@@ -26,6 +26,11 @@ TOKENS = torch.randint(11, (3, 20), generator=torch.Generator().manual_seed(0))
 
 def built(config: ModelConfig = CONFIG) -> HookedGPT:
     return HookedGPT(config).double().eval()
+
+
+def four_tokens(model: HookedGPT) -> Tensor:
+    drawn = steps(model, TOKENS[:, :5], SampleConfig(temperature=0.0), 4)
+    return torch.stack([step.tokens for step in drawn], dim=1)
 
 
 class Doubled(nn.Module):
@@ -131,11 +136,13 @@ def test_gates_sweeps_reads_and_generation_on_a_changed_model(swap):
     previous = cache["pattern", 1][:, 2, 1:].diagonal(0, -2, -1).mean().item()
     assert scores.loc[(1, 2), "score"] == pytest.approx(previous, abs=0.1)
 
-    drawn = torch.stack(list(stream(model, TOKENS[:, :5], SampleConfig(temperature=0.0), 4)), 1)
+    drawn = torch.stack(
+        (tokens_of(steps(model, TOKENS[:, :5], SampleConfig(temperature=0.0), 4))), 1
+    )
     text = TOKENS[:, :5]
     for _ in range(4):
         text = torch.cat([text, model(text)[:, -1].argmax(-1, keepdim=True)], dim=1)
-    assert torch.equal(drawn, text[:, 5:])
+    assert torch.equal(four_tokens(model), text[:, 5:])
 
 
 def test_foreign_positions_and_attention_work_while_nothing_has_to_reach_them():
@@ -175,5 +182,7 @@ def test_a_model_offloaded_to_disk_gives_the_same_numbers(tmp_path):
     scores = [score_heads(each, TOKENS)["score"] for each in (model, whole)]
     assert scores[0].tolist() == pytest.approx(scores[1].tolist(), abs=1e-12, nan_ok=True)
     config = SampleConfig(temperature=0.0)
-    drawn = [torch.stack(list(stream(each, TOKENS[:, :5], config, 4))) for each in (model, whole)]
+    drawn = [
+        torch.stack(tokens_of(steps(each, TOKENS[:, :5], config, 4))) for each in (model, whole)
+    ]
     assert torch.equal(*drawn)
