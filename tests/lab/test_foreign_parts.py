@@ -136,9 +136,6 @@ def test_gates_sweeps_reads_and_generation_on_a_changed_model(swap):
     previous = cache["pattern", 1][:, 2, 1:].diagonal(0, -2, -1).mean().item()
     assert scores.loc[(1, 2), "score"] == pytest.approx(previous, abs=0.1)
 
-    drawn = torch.stack(
-        (tokens_of(steps(model, TOKENS[:, :5], SampleConfig(temperature=0.0), 4))), 1
-    )
     text = TOKENS[:, :5]
     for _ in range(4):
         text = torch.cat([text, model(text)[:, -1].argmax(-1, keepdim=True)], dim=1)
@@ -181,8 +178,4 @@ def test_a_model_offloaded_to_disk_gives_the_same_numbers(tmp_path):
     torch.testing.assert_close(*(torch.tensor(each.to_numpy()) for each in sweeps))
     scores = [score_heads(each, TOKENS)["score"] for each in (model, whole)]
     assert scores[0].tolist() == pytest.approx(scores[1].tolist(), abs=1e-12, nan_ok=True)
-    config = SampleConfig(temperature=0.0)
-    drawn = [
-        torch.stack(tokens_of(steps(each, TOKENS[:, :5], config, 4))) for each in (model, whole)
-    ]
-    assert torch.equal(*drawn)
+    assert torch.equal(four_tokens(model), four_tokens(whole))
