@@ -1,12 +1,13 @@
 """Presets are whole configurations that train what they say."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 
 from lab.config import TrainConfig
 from lab.presets import PRESETS, get_preset
-from lab.training import task_of, train
+from lab.training import StepRecord, task_of, train
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in PRESETS])
@@ -34,10 +35,17 @@ def test_names_are_checked_and_unique():
         get_preset("revers")
 
 
+@cache
+def trained(name: str, seed: int) -> StepRecord:
+    """Return the last record of a preset's training."""
+    *_, record = train(get_preset(name, seed=seed))
+    return record
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [entry.name for entry in PRESETS])
 def test_a_preset_reaches_exact_match(name):
-    *_, record = train(get_preset(name))
+    record = trained(name, 0)
     assert record.evaluation is not None
     # Letters that stand twice keep sorting from being perfect on every word.
     assert record.evaluation.exact_match >= (0.98 if name == "sorting" else 1.0)
@@ -49,7 +57,7 @@ def test_a_preset_reaches_exact_match(name):
 def test_on_every_seed_some_head_reads_each_answer_from_its_source(seed):
     # Straight from the attention matrices, without the probes: the row of answer t is n + t, its
     # source n - t + 1.
-    *_, record = train(get_preset("reversal", seed=seed))
+    record = trained("reversal", seed)
     tokens = task_of(get_preset("reversal")).sample(200, seed=seed, split="test").tokens
     _, cache = record.model.run_with_cache(tokens)
     for t in range(1, 11):

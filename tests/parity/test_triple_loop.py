@@ -284,7 +284,6 @@ def test_every_score_is_its_definition(case: Case, longest: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @settings(max_examples=50)
 @given(case=cases(), longest=st.integers(0, 7))
 def test_every_score_is_its_definition_in_many_more_cases(case: Case, longest: int) -> None:
