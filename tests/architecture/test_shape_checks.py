@@ -7,7 +7,7 @@ import torch
 
 from lab.attention import attention_pattern
 from lab.config import ModelConfig
-from lab.model import HookedGPT
+from lab.hooked_gpt import HookedGPT
 from probes.intervals import mean_over_rows
 from tests import shape_checks
 
@@ -35,4 +35,4 @@ def test_methods_and_properties_are_left_unchecked_too() -> None:
         model(torch.zeros(1, 2, dtype=torch.long))
         assert model.W_E.shape == (3, 4)
     names = {function.__qualname__ for function in shape_checks.unchecked}
-    assert {"HookedGPT.forward", "WeightStacks.W_E"} <= names
+    assert {"GPT.forward", "WeightStacks.W_E"} <= names
