@@ -66,7 +66,7 @@ def own_axes(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def figure_of(ax: Axes) -> Figure:
-    """Return the whole figure that a chart stands on."""
+    """Return the figure that holds a chart."""
     figure = ax.get_figure(root=True)
     assert figure is not None, "an Axes that was removed has no figure"
     return figure

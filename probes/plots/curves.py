@@ -114,7 +114,7 @@ def plot_spectrum(
     most: int = 6,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw how much heads look at each distance, beside a head that spreads evenly.
+    """Draw how much heads attend to each distance, beside a head that spreads evenly.
 
     Args:
         frame: The table of offset_spectrum.
@@ -180,7 +180,7 @@ def plot_dynamics(
     Args:
         frame: The table of a film: one row per step, layer, head and probe.
         probe: Which probe of the table.
-        onsets: The table of find_onsets: of the heads that have one, a triangle stands there.
+        onsets: The table of find_onsets; a triangle marks the onset of each head that has one.
         heads: The heads to name, as (layer, head); None: those that come furthest above chance.
         most: How many to name where none are given.
         ax: Where to draw; None: a new figure.

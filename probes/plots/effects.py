@@ -68,7 +68,7 @@ def plot_effects(frame: pd.DataFrame, *, metric: str = "loss", ax: Axes | None =
 def plot_joint(frame: pd.DataFrame, *, group: str, ax: Axes | None = None) -> Axes:
     """Draw a group's heads, ablated one by one and added up, beside all of them together.
 
-    Where the last bar is larger than the one before it, the heads stand in for each other. Of the
+    Where the last bar is larger than the one before it, the heads replace each other. Of the
     controls, as many other heads, the bar is the mean and the whisker the range; the other whiskers
     are 95 % intervals.
 

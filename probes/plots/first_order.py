@@ -36,8 +36,8 @@ def plot_first_order(
 ) -> Axes:
     """Draw an estimate of every head against its exact ablation, with how well their ranks agree.
 
-    On the line the two are equal. Importance and GradDrop have no sign: they stand beside the size
-    of the change.
+    On the line the two are equal. Importance and GradDrop have no sign: they are compared with the
+    size of the change.
 
     Args:
         frame: The heads of first_order_study.
@@ -102,7 +102,7 @@ def named_spots(
 ) -> list[tuple[list[int], bool]]:
     """Return points that are named, those together that lie on one spot, and on which side.
 
-    On the left where another one stands so near on the right that the name would lie on it.
+    The name goes to the left where another point lies close on the right.
     """
     low, high = points.min(axis=0), points.max(axis=0)
     shares = (points - low) / np.where(high > low, high - low, 1.0)

@@ -25,7 +25,7 @@ def plot_pairs(
 ) -> Axes:
     """Draw what each pair of heads costs beyond the sum of the two, as a triangle of heads.
 
-    Orange: worse together than added up, so one stands in for the other. Grey numbers are of pairs
+    Orange: worse together than added up, so one replaces the other. Grey numbers are of pairs
     whose 95 % interval holds 0. Pairs of heads that are left out are counted below.
 
     Args:

@@ -49,7 +49,7 @@ def plot_labels(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw what each head is called: layers down, heads across, a colour a label.
 
     A weak label is pale in a frame of its colour. A head whose output is next to nothing is struck
-    through, whatever it looks at.
+    through, whatever it attends to.
 
     Args:
         frame: The table of label_heads.

@@ -65,7 +65,7 @@ def plot_pruning_curve(
         ax.plot(
             band["n_removed"], scale(band["median"]), color=MUTED, linewidth=1.6,
             linestyle=(0, (1, 1.5)),
-            label=f"random, median ({spared.get(('random', ''), 0):g} can go at 1 %)", zorder=2,
+            label=f"random, median ({spared.get(('random', ''), 0):g} removable at 1 %)", zorder=2,
         )  # fmt: skip
     chosen = rows[rows["order"] != "random"]
     few = chosen["n_removed"].nunique() <= FEW_STEPS
@@ -79,7 +79,7 @@ def plot_pruning_curve(
             own["n_removed"], scale(own["held_out"]), color=colour,
             linewidth=max(1.4, 3.8 - 0.6 * place),  # where lines meet, the first ones show around
             marker=MARKERS[place % len(MARKERS)] if few else "", markersize=5,
-            label=f"{name} ({spared.get((order, normalise), 0):g} can go at 1 %)", zorder=4,
+            label=f"{name} ({spared.get((order, normalise), 0):g} removable at 1 %)", zorder=4,
         )  # fmt: skip
         for end in ("ci_low", "ci_high"):
             ax.plot(

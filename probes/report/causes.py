@@ -1,4 +1,4 @@
-"""What a report says of causes: which heads stand in for each other, and how small a model can get.
+"""What a report says about causes: which heads replace each other, and how small a model can get.
 
 The measurements are those of `probes.ablation`, `probes.pruning` and `probes.first_order`; here it
 is decided which of them a model gets, on how many sequences.
@@ -34,7 +34,7 @@ MOST_ABLATED = 300
 """Heads up to which it ablates groups of them and compares a gradient with exact ablations."""
 
 WITHIN = (0.0, 0.01, 0.05)
-"""What may be lost, as a share, where it is counted how many heads can go."""
+"""The shares of the metric that may be lost, for counting the removable heads."""
 
 Drawn = tuple[Figure, pd.DataFrame]
 """A figure, and the table that it shows."""
@@ -98,7 +98,7 @@ def measure_causes(subject: Subject, labels: pd.DataFrame) -> Causes:
 
 
 def heads_to_spare(curve: pd.DataFrame, also: str) -> pd.DataFrame:
-    """Return how many heads of a pruning curve can go at 0, 1 and 5 %.
+    """Return how many heads of a pruning curve can be removed at 0, 1 and 5 %.
 
     Args:
         curve: A table of `pruning_curve`.
@@ -137,7 +137,7 @@ def cause_figures(causes: Causes, task: str | None) -> dict[str, Drawn]:
 
 
 def redundancy_sentences(redundancy: pd.DataFrame, name_of: Mapping[str, str]) -> list[str]:
-    """Say of each group what it costs together, and which of its heads stand in for each other.
+    """Return a sentence for each group: its joint cost, and which of its heads replace each other.
 
     Args:
         redundancy: The table of head_redundancy.
@@ -159,9 +159,10 @@ def redundancy_sentences(redundancy: pd.DataFrame, name_of: Mapping[str, str]) -
         if spare:
             names = ", ".join(head_label(row["layer"], row["head"]) for row in spare)
             are = "it is" if len(spare) == 1 else "they are"
-            cost += f": {names} can go alone but not with the others; {are} redundant, not useless"
+            cost += f": {names} can be removed alone but not with the others; "
+            cost += f"{are} redundant, not useless"
         elif group["verdict"] == "useless":
-            cost += ": they can all go"
+            cost += ": they can all be removed"
         said.append(f"{cost}.")
     return said
 

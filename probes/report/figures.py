@@ -32,7 +32,7 @@ def label_sheet(labels: pd.DataFrame, task: str | None) -> Figure:
 
 
 def stripe_sheet(heads: pd.DataFrame) -> Figure:
-    """Draw how much heads look at the answer's source, on time and late."""
+    """Draw how much heads attend to the answer's source, on time and late."""
     return canvas.figure_of(plots.plot_ladder(heads, probes=SOURCE_PROBES))
 
 
@@ -42,7 +42,7 @@ def ladder_sheet(evidence: pd.DataFrame) -> Figure:
 
 
 def spectrum_sheet(spectrum: pd.DataFrame) -> Figure:
-    """Draw how much heads look at each distance."""
+    """Draw how much heads attend to each distance."""
     return canvas.figure_of(plots.plot_spectrum(spectrum))
 
 

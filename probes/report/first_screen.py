@@ -39,7 +39,7 @@ def best_head(heads: pd.DataFrame) -> dict[str, Any] | None:
 def sentence_about(
     heads: pd.DataFrame, task: str | None = None, labels: pd.DataFrame | None = None
 ) -> str:
-    """Return one plain sentence about the head that stands out, that none does, or that is none.
+    """Return one sentence: which head stands out, that no head does, or that there is no head.
 
     Args:
         heads: The table of score_heads.
@@ -47,10 +47,10 @@ def sentence_about(
         labels: The table of label_heads: what the head is called. None: it bears the probe's name.
     """
     if heads.empty:
-        return "Every head of this model was pruned: there is none to look at."
+        return "Every head of this model was pruned: there is no head to show."
     best = best_head(heads)
     if best is None:
-        return "No head was scored: no probe found a row to look at."
+        return "No head was scored: no probe found a row to score."
     probe = get_probe(best["probe"])
     label = head_label(best["layer"], best["head"])
     share, chance = per_cent(best["score"]), per_cent(best["chance"])

@@ -52,7 +52,7 @@ WITH_INTERVALS = ("stripes", "ablation", "joint", "shapley", "first_order", "pru
 """Figures that show intervals."""
 
 FEWEST_SWEPT = 100
-"""Sequences that every sweep looks at, if there are as many."""
+"""The number of sequences that every sweep reads, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,11 +97,11 @@ def write_report(
     Args:
         run_or_model: A run (the files go into its folder unless out_dir is given) or a model.
         out_dir: Where the files go; a new folder, or one whose report is replaced.
-        batch: For a model: the sequences to look at; of plain tokens every next one is an answer,
+        batch: For a model: the sequences to read; in plain tokens, every next token is an answer,
             and probes of the task's sources are left out.
         reference: For a model: others, whose means fill the gaps of mean ablations; None: the same.
         vocab: For a model: names of the token ids.
-        n_sequences: Sequences that probes and ablations look at.
+        n_sequences: How many sequences probes and ablations read.
         command: The command line to print as the one that makes this report again.
 
     Returns:
@@ -176,7 +176,7 @@ def measure(subject: Subject) -> Findings:
 
 
 def film_about(best: Mapping[str, Any] | None, film: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return the part of a film that shows the probe of the head that stands out."""
+    """Return the rows of a film for the probe of the head that stands out."""
     if best is None or film is None:
         return None
     own = film[film["probe"] == best["probe"]]

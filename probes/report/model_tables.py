@@ -1,7 +1,7 @@
 """All tables of one model on one input: what a command line, or a nightly job, writes in one go.
 
 The input is `CheckedSequences`, and the model's weights are known to be finite: nothing is checked
-here. What each table means stands in the module that makes it.
+here. The module that makes a table defines it.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def score_table(
 def more_tables(
     model: ReadableModel, checked: CheckedSequences, *, seed: int = 0
 ) -> dict[str, pd.DataFrame]:
-    """Return what stands beside the labels: heads, entropy, spectrum, values and copying."""
+    """Return the tables beside the labels: heads, entropy, spectrum, values and copying."""
     sample = checked_input(model, sample_tokens(model, seed=seed))
     return {
         "heads": score_table(model, checked, seed=seed),

@@ -136,10 +136,10 @@ def label_sections(content: Content) -> list[str]:
     cards = "\n".join(card_section(row, content.task) for row in rows)
     return [
         "<h2>What each head does</h2>",
-        "<p>A head gets a label only if the lower end of its interval clears the label's cut, if "
-        "the runner-up is far enough behind, and, where there is a control, if the difference is "
-        "no luck. Otherwise it is called what it is: uniform, broad, mixed or none. Silent heads "
-        "write next to nothing, whatever they look at.</p>",
+        "<p>A head gets a label only if the lower end of its interval exceeds the label's "
+        "threshold, if the runner-up is far enough behind, and, where there is a control, if the "
+        "difference is not luck. Otherwise its label is uniform, broad, mixed or none. Silent "
+        "heads write next to nothing, whatever they attend to.</p>",
         figure(content.figures["labels"], "Label of every head, layer by head"),
         label_table(rows, content.task),
         f"<details><summary>The evidence card of each of the {len(rows)} heads</summary>\n"
@@ -161,7 +161,7 @@ def film_sections(content: Content) -> list[str]:
 
 
 def rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return where a head stands in the list: those of a class first, clearest on top."""
+    """Return the sort key of a head: classes first, the clearest on top."""
     return (not row["strength"], row["label"], -(row["score"] or 0.0), row["layer"], row["head"])
 
 
@@ -223,7 +223,7 @@ def head_sections(content: Content) -> list[str]:
     if "attention" in figures:
         parts += [
             "<h2>The clearest head, on one sequence</h2>",
-            "<p>Each row is a token that looks, each column a token that it may look at.</p>",
+            "<p>Each row is a query token, each column a key token that it may attend to.</p>",
             figure(figures["attention"], "Attention map of the clearest head"),
         ]
     return [
@@ -234,7 +234,7 @@ def head_sections(content: Content) -> list[str]:
         figure(figures["entropy"], "Entropy of every head by position"),
         "<h2>What breaks without them</h2>",
         "<p>A head is ablated by putting zeros, or its mean over other sequences, in the place of "
-        "its output. A head whose removal changes nothing may still have stand-ins: compare whole "
+        "its output. Another head may replace a head whose removal changes nothing: compare whole "
         f"layers. Whiskers are 95 % intervals over {ablation['n_sequences'].max()} sequences.</p>",
         figure(figures["ablation"], "Change of the loss and of exact match for every ablation"),
         ablation_table(ablation),

@@ -1,4 +1,4 @@
-"""What the page of a report says of causes: who stands in for whom, and how small a model can get.
+"""What the page of a report says about causes: which heads replace each other, and pruning.
 
 The numbers in its tables are those of the CSV, character for character.
 """
@@ -42,10 +42,10 @@ def cause_sections(causes: Causes, figures: Mapping[str, bytes], task: str | Non
     if causes.pruning is not None and causes.removable is not None:
         parts += [
             "<h3>How small it can get</h3>",
-            "<p>Heads removed for good, in each step the one whose ablation costs least on "
-            "sequences kept for choosing; measured on others. The band spans random orders. Below: "
-            "how many heads can go where the held-out number is worse by at most a share of it; of "
-            "random orders the median, the worst and the best.</p>",
+            "<p>Each step removes the head whose ablation costs least on sequences kept for "
+            "choosing; the curve is measured on others. The band spans random orders. The table "
+            "says how many heads can be removed while the held-out number is worse by at most the "
+            "share; for random orders, the median, the worst and the best.</p>",
             figure(figures["pruning"], "Held-out metric by heads removed, beside random orders"),
             table_of(
                 causes.removable,
@@ -88,10 +88,10 @@ def group_parts(redundancy: pd.DataFrame, joint: bytes, task: str | None) -> lis
     header = ["head", "group", "change", *ENDS.values(), "last of its group", "as many others"]
     header += ["of its layers"]
     return [
-        "<h3>Who stands in for whom</h3>",
+        "<h3>Which heads replace each other</h3>",
         f"<p>{text(said)} A single head's change is a lower bound of what it does. "
-        f"Measured on {n} of the sequences; beside each group stand random sets of as many other "
-        "heads, of its layers as far as there are.</p>",
+        f"Measured on {n} of the sequences. Each group is compared with random sets of as many "
+        "other heads, from its layers where there are enough.</p>",
         figure(joint, "Heads of one group ablated one by one, added up, and all together"),
         html_table([*header, "verdict"], rows, [False, False, *[True] * 6, False]),
     ]

@@ -45,7 +45,7 @@ class Subject:
     accuracy_batch: Batch
     """Unseen sequences that loss and accuracies are measured on."""
     batch: Batch
-    """Those that probes, labels and ablations look at."""
+    """The sequences that probes, labels and ablations read."""
     reference: Batch
     """Other sequences, whose means fill the gaps of mean ablations."""
     vocab: Vocab | None

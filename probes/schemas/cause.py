@@ -95,7 +95,7 @@ FEEDERS = c.schema(
     c.number(
         "control",
         "mean drop of heads of the same layers, or else of the nearest, that do not "
-        "look at the previous token; NaN: there are none",
+        "attend to the previous token; NaN: no such head",
     ),
     c.number("loss", "loss of the second copy", "nats"),
     c.number("loss_delta", "what it rises by", "nats"),
@@ -133,7 +133,7 @@ PRUNING = c.schema(
     c.text("removed", "heads removed since the row before"),
     c.text("kept", "all heads that are left"),
     c.METRIC,
-    c.text("mode", "what stands for a removed head: zero or mean"),
+    c.text("mode", "what replaces a removed head: zero or mean"),
     c.number("selection", "the metric where the order was chosen; NaN: at random, it was not"),
     c.number("held_out", "the metric on held-out sequences"),
     *c.ends("the interval of held_out"),
@@ -190,7 +190,7 @@ GATES = c.schema(
     *c.EACH_HEAD,
     c.number("log_a", "what is learned: high is open, low is closed"),
     c.number("open_probability", "probability of a gate above 0"),
-    c.number("gate", "the gate that stands for them all: 0 .. 1"),
+    c.number("gate", "one gate that represents them all: 0 .. 1"),
     c.number("loss", "loss of the gated model in the step that follows; NaN: none does", "nats"),
 )
 

@@ -39,7 +39,7 @@ FIRST_ORDER = c.schema(
     *c.INTERVAL,
     c.number("estimate", "of delta, by attribution patching"),
     *c.ends("its interval", "estimate_"),
-    c.number("grad_drop", "GradDrop; NaN: not asked for"),
+    c.number("grad_drop", "GradDrop; NaN: not requested"),
     c.number("importance", "|d metric / d gate| by example"),
     c.number("importance_token", "the same by token"),
     c.number("importance_batch", "the same of the whole batch"),

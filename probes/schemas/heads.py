@@ -1,4 +1,4 @@
-"""What a head looks at and what it writes: the tables of scores and facts."""
+"""What a head attends to and what it writes: the tables of scores and facts."""
 
 from probes.schemas import columns as c
 
@@ -84,7 +84,7 @@ COPYING = c.schema(
     "copying",
     *c.EACH_HEAD,
     c.number("eigenvalue", "OV eigenvalue score, -1 .. 1"),
-    c.number("copying", "C: logits raised of what it looks at"),
+    c.number("copying", "C: raises the logits of what it attends to"),
     c.number("top5", "tokens that come out among the 5 likeliest"),
     c.number("top5_chance", "5 / d_vocab"),
     c.N_SEQUENCES,

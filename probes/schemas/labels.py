@@ -4,7 +4,7 @@ from probes.schemas import columns as c
 
 EFFECT = (
     c.number("control", "the same cells where the content is another"),
-    c.number("effect", "what meets the cut: score, less its control"),
+    c.number("effect", "what meets the threshold: score less control"),
     *c.ends("the effect's 95 % interval"),
     *c.CHANCE_AND_KAPPA,
 )
@@ -61,8 +61,8 @@ EVIDENCE = c.schema(
     *EFFECT,
     c.number("sink_mass", "probability of key 0 on the class's rows"),
     *TEST,
-    c.text("cut", "the cut that the lower end clears: strong or weak"),
-    c.flag("valid", "cut, significance and shape hold: a possible label"),
+    c.text("cut", "the threshold that the lower end exceeds: strong or weak"),
+    c.flag("valid", "threshold, significance and shape hold: a possible label"),
     c.text("why_not", "the first condition that fails"),
     *c.rows_counted("rows scored, over all sequences"),
 )

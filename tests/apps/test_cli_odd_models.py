@@ -115,7 +115,7 @@ def test_a_model_without_heads_is_a_sentence(headlab: Headlab, tmp_path: Path) -
     out = tmp_path / "report"
     assert headlab("report", "nothing", "--out", str(out))[0] == 0
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "Every head of this model was pruned: there is none to look at." in page
+    assert "Every head of this model was pruned: there is no head to show." in page
     assert "<img" not in page
     assert "What each head looks at" not in page
     assert not (out / "figures").exists()

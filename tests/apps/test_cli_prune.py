@@ -14,7 +14,7 @@ from apps.cli import main
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
 from lab.run_folders import open_run
-from probes.pruning import points
+from probes.pruning import curve_points as points
 
 SHIPPED = Path(__file__).resolve().parents[2] / "artifacts" / "reversal"
 

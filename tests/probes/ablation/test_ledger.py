@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.durable import atomic_write, hold
-from probes.ablation import runs as sweep_runs
+from probes.ablation import sweep_passes as sweep_runs
 from probes.ablation.ledger import Ledger
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.execution import Execution

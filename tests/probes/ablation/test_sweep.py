@@ -10,7 +10,7 @@ import torch
 
 from lab.gates import Donors, HeadGates, Reference
 from lab.tasks.base import Batch
-from probes.ablation import runs as sweep_runs
+from probes.ablation import sweep_passes as sweep_runs
 from probes.ablation.metrics import METRICS
 from probes.ablation.sweep import Ablation, sweep_sets
 from probes.ablation.table import head_donors, mean_reference

@@ -15,7 +15,7 @@ from probes.attention import heads as heads_module
 from probes.attention.entropy import entropy_profile
 from probes.attention.heads import head_masses, score_heads
 from probes.planted import PlantedHead, plant, planted_mass
-from probes.reading import reads as reads_module
+from probes.reading import observed_model as reads_module
 from probes.reading.observed_model import probe_input, special_ids_of
 from probes.registry import SOURCE_PROBES, choose_probes, load_function, probe_names
 from probes.schemas.heads import HEADS

@@ -12,7 +12,7 @@ from lab.hooked_gpt import HookedGPT
 from probes.ablation.sweep import Ablation
 from probes.ablation.table import head_donors, mean_reference
 from probes.execution import Execution
-from probes.feeders import runs
+from probes.feeders import passes_without_heads as runs
 from probes.feeders.scores import feeder_scores, is_fed
 from probes.planted import PlantedHead, plant
 from probes.pruning.removing import prune_heads
@@ -255,7 +255,7 @@ def test_a_pruned_model_speaks_original_ids(build_model):
 
 
 def test_pieces_and_chosen_feeders_give_the_same_rows(split_circuit, monkeypatch):
-    from probes.feeders import runs as module
+    from probes.feeders import passes_without_heads as module
 
     pair = blocks_of(split_circuit)
     whole = feeder_scores(split_circuit, pair)

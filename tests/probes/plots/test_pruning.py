@@ -54,7 +54,7 @@ def test_lines_are_held_out_and_the_band_is_all_random_orders():
     greedy = named(ax, "greedy")
     np.testing.assert_array_equal(greedy.get_xdata(), [0, 1, 2, 3, 4])
     np.testing.assert_array_equal(greedy.get_ydata(), [2.0, 2.0, 2.015, 2.6, 9.0])
-    assert greedy.get_label() == "greedy (2 can go at 1 %)"
+    assert greedy.get_label() == "greedy (2 removable at 1 %)"
     figure_of(ax).draw_without_rendering()
     (kept,) = ax.child_axes
     assert ax.get_xlabel() == "heads removed, of 4"
@@ -67,7 +67,7 @@ def test_lines_are_held_out_and_the_band_is_all_random_orders():
         assert above[0] == pytest.approx(below[0])
     median = named(ax, "random, median")
     np.testing.assert_allclose(np.asarray(median.get_ydata()), [2.0, 2.155, 2.75, 5.5, 9.0])
-    assert median.get_label() == "random, median (0.5 can go at 1 %)"
+    assert median.get_label() == "random, median (0.5 removable at 1 %)"
     (band,) = (c for c in ax.collections if c.get_gid() == "band")
     assert band.get_label() == "2 random orders: all of them"
     corners = {
@@ -90,7 +90,10 @@ def test_tolerances_are_on_the_worse_side_of_the_whole_model(metric, levels):
 
 
 def test_only_a_normalisation_is_named():
-    for normalise, name in (("none", "greedy (2 can go at 1 %)"), ("layer", "greedy, by layer (")):
+    for normalise, name in (
+        ("none", "greedy (2 removable at 1 %)"),
+        ("layer", "greedy, by layer ("),
+    ):
         frame = curve()
         frame.loc[frame["order"] == "greedy", "normalise"] = normalise
         assert str(named(plots.plot_pruning_curve(frame), "greedy").get_label()).startswith(name)

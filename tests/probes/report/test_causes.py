@@ -59,7 +59,12 @@ def test_all_parts_of_a_small_model_add_up_and_stand_on_the_page(subject):
     drawn = dict.fromkeys(cause_figures(causes, "reversal"), b"picture")
     assert list(drawn) == ["joint", "shapley", "first_order", "pruning"]
     page = "".join(cause_sections(causes, drawn, "reversal"))
-    for title in ("stands in for whom", "Shared out", "How small it can get", "a gradient would"):
+    for title in (
+        "heads replace each other",
+        "Shared out",
+        "How small it can get",
+        "a gradient would",
+    ):
         assert title in page
     written = csv_text(shapley[["value"]]).split()[1:]
     assert all(f">{number}</td>" in page for number in written)
@@ -108,4 +113,4 @@ def test_sentences_tell_redundant_from_useless():
         "not useless."
     )
     assert other.startswith("The 2 sink heads together")
-    assert other.endswith("they can all go.")
+    assert other.endswith("they can all be removed.")

@@ -6,7 +6,7 @@ import pytest
 from probes.attention.entropy import entropy_profile
 from probes.attention.heads import score_heads
 from probes.attention.offsets import offset_spectrum
-from probes.reading import reads as reads_module
+from probes.reading import observed_model as reads_module
 from probes.reading.checked_sequences import check_sequences
 from probes.reading.inputs import repeated_pair
 from probes.report.model_tables import more_tables
