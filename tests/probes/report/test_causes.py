@@ -109,8 +109,8 @@ def test_sentences_tell_redundant_from_useless():
     one, other = redundancy_sentences(frame, {"first": "sink"})
     assert one == (
         "The 2 induction heads together change the loss by +1.5000 nats (95 %: +1.0000 to "
-        "+2.0000), one by one by +0.2500 in all: L0H0, L0H1 can be removed alone but not with the others; "
-        "they are redundant, not useless."
+        "+2.0000), one by one by +0.2500 in all: L0H0, L0H1 can be removed alone but not with the "
+        "others; they are redundant, not useless."
     )
     assert other.startswith("The 2 sink heads together")
     assert other.endswith("they can all be removed.")
