@@ -99,13 +99,15 @@ def test_nothing_is_left_when_it_cannot_be(
             export_pruned_run(trained, [(0, 0)], tmp_path / "b", batch)
     # Nor are weights that do not read back to the last bit, trained on or not.
 
-    def read_amiss(path: Path, step: int | None = None) -> HookedGPT:
-        model = HookedGPT.load(path, step=step)
+    load = HookedGPT.load
+
+    def read_amiss(path: Path, device: str = "cpu", step: int | None = None) -> HookedGPT:
+        model = load(path, device, step)
         if path != trained.path:
             model.blocks[0].attn.b_O.data[0] *= -1  # one bit, of 0.0 too
         return model
 
-    monkeypatch.setattr(pruned_run, "load_model", read_amiss)
+    monkeypatch.setattr(HookedGPT, "load", read_amiss)
     for steps in (0, 2):
         with pytest.raises(ValueError, match=r"weights must read back as they were written, with"):
             export_pruned_run(trained, [(0, 0)], tmp_path / "c", batch, fine_tune=steps)
