@@ -1,7 +1,7 @@
-"""The command `headlab`: finds the command that was named, and turns errors into one line each.
+"""The command `headlab`: runs the named command, and prints each error as one line.
 
-A command is one module of apps/commands and one line here. Nothing of it is imported before it is
-named, so that `headlab --help` is there at once.
+A command is one module of apps/commands and one line here. The module is imported only when the
+command runs, so that `headlab --help` is quick.
 """
 
 import os
@@ -18,10 +18,10 @@ from probes.number_text import in_bytes
 EXIT_ERROR = 2
 EXIT_INTERRUPT = 130
 EXIT_CLOSED_PIPE = 141
-"""What a shell reports of a program that a closed pipe, or Ctrl-C (130), has ended."""
+"""A shell's exit codes for a program that a closed pipe, or Ctrl-C (130), has ended."""
 
 TRACEBACK = "HEADLAB_TRACEBACK"
-"""Set to 1, this variable of the environment shows where in the code an error came from."""
+"""Environment variable; 1 shows the traceback of an error."""
 
 
 MAKES_SMALLER = {
@@ -32,7 +32,7 @@ MAKES_SMALLER = {
     "feeders": "make --sequences smaller",
     "prune": "make --sequences smaller",
 }
-"""What helps where a command ran out of memory, in flags that it has."""
+"""The remedy when a command runs out of memory, in terms of its flags."""
 
 
 @dataclass(frozen=True)
@@ -58,59 +58,57 @@ COMMANDS = (
         "probe", "score what each head of a run attends to", "apps.commands.probe:run_probe"
     ),
     CommandEntry(
-        "ablate", "measure what breaks without heads of a model", "apps.commands.ablate:run_ablate"
+        "ablate",
+        "ablate heads of a model and measure what breaks",
+        "apps.commands.ablate:run_ablate",
     ),
     CommandEntry(
         "importance",
-        "estimate what each head is worth, and how far that can be trusted",
+        "estimate the importance of each head, and check the estimate",
         "apps.commands.importance:run_importance",
     ),
     CommandEntry(
         "feeders",
-        "say which earlier heads the induction heads of a model live on",
+        "find the earlier heads that induction heads depend on",
         "apps.commands.feeders:run_feeders",
     ),
+    CommandEntry("prune", "remove heads of a model permanently", "apps.commands.prune:run_prune"),
     CommandEntry(
-        "prune", "remove heads of a run for good, as a new run", "apps.commands.prune:run_prune"
+        "generate", "show a run's answer to your own symbols", "apps.commands.generate:run_generate"
     ),
-    CommandEntry(
-        "generate", "let a run answer your own symbols", "apps.commands.generate:run_generate"
-    ),
-    CommandEntry(
-        "card", "grade the labels of heads on heads that are known", "apps.commands.card:run_card"
-    ),
+    CommandEntry("card", "grade the head labels on planted heads", "apps.commands.card:run_card"),
     CommandEntry(
         "report",
         "write all tables, figures and one HTML page of a run",
         "apps.commands.report:run_report",
     ),
-    CommandEntry("runs", "list the runs there are", "apps.commands.runs:run_runs"),
+    CommandEntry("runs", "list the runs", "apps.commands.runs:run_runs"),
     CommandEntry("app", "open the app in a browser", "apps.commands.app:run_app"),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0, or 2 after an error that a person caused.
+    """Run a command line and return its exit code: 0, or 2 after a user's mistake.
 
     Args:
         arguments: Without the name of the program; None: those of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Threads that wait for each other must not burn the processor: on a busy machine two of them
-    # were seen to take ten times as long as one. Torch reads this when it is imported.
+    # Waiting threads must not spin: on a busy machine two of them took ten times as long as one.
+    # Torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = guarded(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader left, as in `headlab runs | head -1`; what is still unwritten goes nowhere.
+        # The reader left, as in `headlab runs | head -1`; discard unwritten output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_CLOSED_PIPE
     return code
 
 
 def guarded(arguments: list[str]) -> int:
-    """Run a command line; the one place where errors become a line and an exit code."""
+    """Run a command line; turn errors into one line and an exit code."""
     try:
         return dispatch(arguments)
     except SystemExit as stop:  # the parser, after --help or a wrong flag
@@ -146,7 +144,7 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def overview() -> str:
-    """Return what `headlab --help` says."""
+    """Return the text of `headlab --help`."""
     width = max(len(entry.name) for entry in COMMANDS)
     lines = [f"  {entry.name:<{width}}  {entry.summary}" for entry in COMMANDS]
     return "\n".join(
@@ -159,14 +157,14 @@ def overview() -> str:
             *lines,
             "",
             "`headlab COMMAND --help` explains a command. `headlab --version` names the version.",
-            "Runs live in ./artifacts, or in the folder that HEADLAB_HOME names.",
-            f"{TRACEBACK}=1 shows where in the code an error came from.",
+            "Runs are in ./artifacts, or in the folder that HEADLAB_HOME names.",
+            f"{TRACEBACK}=1 shows the traceback of an error.",
         ]
     )
 
 
 def version() -> str:
-    """Return the version that is installed."""
+    """Return the installed version."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed_version
 
@@ -177,7 +175,7 @@ def version() -> str:
 
 
 def what_a_person_can_mend(error: Exception, command: str = "") -> str | None:
-    """Return the line for an error that a person caused; None for a fault in the code."""
+    """Return the message for a user's mistake; None for a fault in the code."""
     text = one_line(str(error))
     if isinstance(error, MemoryError) or is_out_of_memory(text, error):
         smaller = MAKES_SMALLER.get(command, "take a smaller model")
@@ -191,7 +189,7 @@ def what_a_person_can_mend(error: Exception, command: str = "") -> str | None:
 
 
 def wanted_memory(text: str) -> str:
-    """Return what an allocator says that it could not give, in one measure.
+    """Return the amount of memory that an allocator could not provide.
 
     >>> wanted_memory("DefaultCPUAllocator: you tried to allocate 41339060224 bytes. Error code 12")
     'too little for 41.3 GB at once'
@@ -206,7 +204,7 @@ def wanted_memory(text: str) -> str:
 
 
 def is_out_of_memory(text: str, error: Exception) -> bool:
-    """Tell whether torch could not allocate, which it reports as a RuntimeError."""
+    """Return whether a RuntimeError of torch reports a failed allocation."""
     words = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, RuntimeError) and any(word in text for word in words)
 

@@ -1,6 +1,6 @@
 """What the command line prints: results to stdout, remarks to stderr, tables in plain columns.
 
-Of several processes that train together only the first one speaks.
+If several processes train together, only the first one prints.
 """
 
 import io
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 LABEL_WIDTH = 8
-"""Lists of facts that follow each other line up, unless a label is longer."""
+"""Least width of labels, so that lists of facts line up."""
 
 
 def is_main_process() -> bool:
-    """Tell whether this process speaks for all that torchrun started; alone, it does."""
+    """Return whether this process is the only one, or the first of those that torchrun started."""
     return int(os.environ.get("WORLD_SIZE") or 1) < 2 or os.environ.get("RANK", "0") == "0"
 
 
@@ -25,7 +25,7 @@ def say(text: str = "") -> None:
 
 
 def remark(text: str) -> None:
-    """Print a line about the work, which is no part of the result."""
+    """Print a line about the work to stderr; it is not part of the result."""
     if is_main_process():
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -42,14 +42,14 @@ def one_line(text: str) -> str:
 
 
 def say_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Print lines of a label and a text, one below the other; an empty label goes on."""
+    """Print lines of a label and a text; an empty label continues the line above."""
     width = max(LABEL_WIDTH, *(len(label) for label, _ in facts))
     for label, text in facts:
         say(f"{label:<{width}}  {text}")
 
 
 def say_heading(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Print what follows is about: a title, and facts between empty lines."""
+    """Print a title, and facts between empty lines."""
     say(title)
     say()
     say_facts(facts)

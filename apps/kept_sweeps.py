@@ -1,8 +1,8 @@
-"""Long work: with a bar, shared by processes, and kept until the same command is done.
+"""Long work: with a progress bar, shared by processes, and resumable.
 
-What is done lies in the user's cache directory, one folder for each request, so that a command that
-was interrupted, or killed, goes on when it is given again. What nobody came back to for KEPT_DAYS
-is removed. What the folder holds, and when it is refused, is `probes.ablation.ledger`'s.
+Progress is saved in the user's cache directory, one folder for each request, so that a command that
+was interrupted or killed resumes when it is run again. Work that nobody resumed for KEPT_DAYS is
+removed. `probes.ablation.ledger` defines the folder's contents.
 """
 
 import hashlib
@@ -31,26 +31,26 @@ logger = logging.getLogger(__name__)
 SWEEPS = "sweeps"
 """Folder of unfinished sweeps in the cache directory."""
 KEPT_DAYS = 30
-"""For so long unfinished work waits to be gone on with."""
+"""Unfinished work is removed after this many days."""
 
 
 @contextmanager
 def long_work(
     doing: str, *request: object, device: "torch.device | None" = None
 ) -> "Iterator[Execution]":
-    """Give the execution of a sweep: its progress, its ledger and, if shared, its processes.
+    """Yield the execution of a sweep: progress, ledger and, if shared, processes.
 
-    The ledger goes when the work is done, and stays when it is interrupted or killed.
+    The ledger is removed when the work is done, and stays if it is interrupted or killed.
 
     Args:
         doing: What the work is, for the bar.
-        request: What is asked, weights and sequences included: anything with a repr. The same
-            request finds what it left.
-        device: Where the model is, of work that processes share; None: each does all of it, and
-            the first one keeps it.
+        request: Everything that the result depends on, weights and sequences included, as objects
+            with a repr. The same request finds its saved progress.
+        device: The model's device, if processes share the work; None: each does all of it, and the
+            first one saves it.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; its text says that the same command goes on from there.
+        KeyboardInterrupt: Ctrl-C; its text says how to resume.
     """
     from probes.execution import Execution
 
@@ -62,7 +62,7 @@ def long_work(
     except KeyboardInterrupt:
         if ledger is not None and ledger.is_dir():
             raise KeyboardInterrupt(
-                f"what is done is kept, and the same command goes on from there ({ledger})"
+                f"progress is saved; run the same command to resume ({ledger})"
             ) from None
         raise
     if ledger is not None and is_main_process():
@@ -70,25 +70,25 @@ def long_work(
 
 
 def ledger_of(request: Sequence[object]) -> Path | None:
-    """Return the place for what is done of a request; None where nothing can be written."""
+    """Return the folder for the progress of a request; None if it cannot be written."""
     import torch
 
     from lab.families.weight_cache import cache_home
     from lab.runtime import versions
 
-    # Another library, or number of threads, gives other last bits: that is another ledger.
+    # Other versions or thread counts change the last bits, so they need another ledger.
     asked = (*request, versions(), torch.get_num_threads())
     key = hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
     try:
         home = cache_home() / SWEEPS
         home.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        logger.info("nothing can be kept of this work: %s", error)
+        logger.info("progress cannot be saved: %s", error)
         return None
     if not os.access(home, os.W_OK):
         return None
     with suppress(OSError):
-        os.utime(home / key)  # asked for again: it is not old
+        os.utime(home / key)  # in use again: not old
     if is_main_process():
         remove_old(home)
         if not is_whole(home / key):
@@ -97,7 +97,7 @@ def ledger_of(request: Sequence[object]) -> Path | None:
 
 
 def is_whole(ledger: Path) -> bool:
-    """Tell whether a ledger, and each within it, says whose it is: else no part can be trusted."""
+    """Return whether a ledger, and each ledger in it, has a readable manifest."""
     if not ledger.is_dir():
         return True
     try:
@@ -109,7 +109,7 @@ def is_whole(ledger: Path) -> bool:
 
 
 def remove_old(home: Path) -> None:
-    """Remove what nobody went on with for KEPT_DAYS."""
+    """Remove work that nobody resumed for KEPT_DAYS."""
     before = time.time() - KEPT_DAYS * 24 * 3600
     for folder in home.iterdir():
         with suppress(FileNotFoundError):  # another process may remove it, too

@@ -1,4 +1,4 @@
-"""A run that a command looks at: its model at one checkpoint, its task, sequences to measure on.
+"""An opened run: its model at one checkpoint, its task, sequences to measure on.
 
 Torch is imported when a model is loaded, never with this module.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lab.tasks.base import Batch, Task
 
 SEQUENCES = 500
-"""Sequences that probes and ablations look at, unless told otherwise: those of the report."""
+"""Default number of sequences for probes and ablations, as in the report."""
 
 REFERENCE_SEQUENCES = 256
 """Sequences whose mean fills the gap of a head in mode 'mean'."""
@@ -37,7 +37,7 @@ class OpenedRun:
 
     @property
     def title(self) -> str:
-        """What the numbers are about: run, task and step."""
+        """Title of the output: run, task and step."""
         config = self.run.config
         return (
             f"{self.run.name}: {config.task} of length {config.length}, step {grouped(self.step)}"
@@ -45,18 +45,18 @@ class OpenedRun:
 
     @property
     def sha256(self) -> str:
-        """Digest of the weights file, as the manifest has it."""
+        """Digest of the weights file, from the manifest."""
         run = self.run
         if run.steps and self.step != run.steps[-1]:
             return read_manifest(run.checkpoint(self.step))[WEIGHTS].sha256
         return run.files[WEIGHTS].sha256
 
     def unseen(self, n: int) -> "Batch":
-        """Return n sequences that training never drew, the first of those it was evaluated on."""
+        """Return n sequences of the test split; training never drew them."""
         return self.task.sample(n, seed=self.run.config.seed, split="test")
 
     def reference_batch(self) -> "Batch":
-        """Return sequences of their own whose mean can stand for a head."""
+        """Return the sequences whose mean replaces a head's output."""
         seed = self.run.config.seed
         return self.task.sample(REFERENCE_SEQUENCES, seed=seed, split="reference")
 
@@ -82,7 +82,7 @@ class OpenedRun:
 def open_for_measuring(
     name: str, *, checkpoint: int | None = None, sequences: int = SEQUENCES, device: str = "auto"
 ) -> OpenedRun:
-    """Load a complete run; whatever is wrong with the request is said before torch is imported.
+    """Load a complete run; check the request before torch is imported.
 
     Raises:
         ValueError: An unknown run, step or device, a damaged file, or a wrong number of sequences.
@@ -106,12 +106,12 @@ def open_for_measuring(
 
 
 def remark_on_missing_files(run: Run) -> None:
-    """Say which files a complete run has lost, where the question at hand needs none of them."""
+    """Note the missing files of a complete run; the command does not need them."""
     missing = [name for name in run.files if not (run.path / name).is_file()]
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         remark(
-            f"note: {run.name} must have the files that its {MANIFEST} lists, got none called "
+            f"note: {run.name} must have the files that its {MANIFEST} lists; missing: "
             f"{bare(missing[0])}{others}; restore the folder from a copy"
         )
 

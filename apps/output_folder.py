@@ -1,4 +1,4 @@
-"""What a command found, as one folder: every table in three forms, and figures."""
+"""A command's results as one folder: every table in three formats, and figures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOTED = ("model", "input", "scored", "selection", "ablated", "interval")
-"""Facts that stand below a figure."""
+"""Facts printed below a figure."""
 
 
 def write_and_say(
@@ -23,15 +23,15 @@ def write_and_say(
     *,
     within: str | None = None,
 ) -> None:
-    """Write tables and figures into a new folder, all or none, and say which.
+    """Write tables and figures into a new folder, all or none, and print their names.
 
     Args:
         out: The folder, as `check_out` returns it.
         tables: Tables by name, each written as CSV, Parquet and JSON.
         figures: Figures by name, each written as PNG, with facts in small print.
-        facts: What the tables carry besides: the model, where it comes from, what it was read on.
-        within: Folder inside a run or a saved model, which then vouches for them; None: `out` is
-            a new folder.
+        facts: Attributes of the tables: the model, its origin, its input.
+        within: Folder inside a run or a saved model, whose manifest then lists the files; None:
+            `out` is a new folder.
     """
     if not is_main_process():
         return
@@ -59,7 +59,7 @@ def write_and_say(
 
 
 def note_of(facts: Mapping[str, Any]) -> str:
-    """Say below a figure which model it is about, on which input, and what the intervals are.
+    """Return the note below a figure: model, input and kind of interval.
 
     >>> note_of({"model": "tiny: step 60", "run": "tiny", "input": "50 unseen sequences"})
     'tiny: step 60 | input: 50 unseen sequences'

@@ -1,7 +1,6 @@
-"""A smaller model on the disk: where it goes, its certificate, what it reaches and does.
+"""Write a pruned model: its place, its certificate, its accuracy and its labels.
 
-What pruning does is `probes.pruning.removing`'s; what a folder of a pruned model is,
-`probes.pruning.pruned_run`'s.
+`probes.pruning.removing` prunes; `probes.pruning.pruned_run` writes the folder.
 """
 
 import os
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_LABELLED = 100
-"""Heads of a model up to which those that are left are labelled: of more it takes a minute."""
+"""Label the remaining heads of models up to this size; larger ones take a minute."""
 
 
 def place_given(out: str, makes_model: bool) -> Path:
     """Return where to write: a run of that name, a new folder, or a folder of tables.
 
     Raises:
-        ValueError: The name is none, or taken, or in a run, whose files are sealed.
+        ValueError: The name is invalid, taken, or inside a sealed run.
         OSError: It cannot be written.
     """
     if not makes_model:
@@ -47,13 +46,11 @@ def default_place(subject: Subject) -> Path:
     """Return a free name beside a run: RUN-pruned, RUN-pruned-2 and so on.
 
     Raises:
-        ValueError: The model is no run, and so has no place of its own.
+        ValueError: The model is not a run, so there is no default.
         OSError: It cannot be written.
     """
     if subject.opened is None:
-        raise ValueError(
-            "--out must be given for a model that is no run, got none; write --out DIR"
-        )
+        raise ValueError("--out must be given because WHAT is not a run, got none; write --out DIR")
     first = f"{subject.opened.run.name[:80]}-pruned"
     names = (first if n == 1 else f"{first}-{n}" for n in count(1))
     free = next(place for name in names if not (place := runs_home() / name).exists())
@@ -70,16 +67,16 @@ def write_model(
     fine_tune: int = 0,
     seed: int = 0,
 ) -> "dict[str, pd.DataFrame]":
-    """Write the smaller model, print its certificate, what it reaches and does; return tables.
+    """Write the smaller model; print its certificate, accuracy and labels; return tables.
 
     Args:
-        subject: The model, which is left as it is.
-        heads: The heads that go.
+        subject: The model; it is not modified.
+        heads: The heads to remove.
         out: The new folder.
         chosen: Sequences that the models are compared on.
         how: mode and reference, as `prune_heads` takes them.
-        fine_tune: Steps of training that follow, of a run.
-        seed: Of the repeated sequences that heads are labelled on.
+        fine_tune: Steps of further training of a run.
+        seed: Seed of the repeated sequences for the labels.
     """
     from lab.evaluation import evaluate
     from lab.hooked_gpt import HookedGPT
@@ -105,14 +102,14 @@ def write_model(
             "heads removed": done.pruned,
         }
         if done.tuned is not None:
-            measured["trained on"] = done.tuned
+            measured["trained further"] = done.tuned
     say_certificate(proof, measured)
     tables = survivors(subject, out, chosen, seed)
     name = out.name if out.parent == runs_home() else str(out)
     kind = "model" if opened is None else "run"
     facts = [*certified_facts(proof), (kind, str(out))]
-    if len(set(heads)) < subject.n_heads:  # of a model without heads there is nothing to probe
-        says = "" if tables else " says what the heads that are left do"
+    if len(set(heads)) < subject.n_heads:  # without heads there is nothing to probe
+        says = "" if tables else " shows what the remaining heads do"
         facts.append(("next", f"headlab probe {name}{says}"))
     say_facts(facts)
     return tables
@@ -121,9 +118,9 @@ def write_model(
 def survivors(
     subject: Subject, out: Path, chosen: ScoredInput, seed: int
 ) -> "dict[str, pd.DataFrame]":
-    """Print what the heads that are left did and do, and return the table.
+    """Print what the remaining heads did and do, and return the table.
 
-    There is none of many heads, nor where no sequence is long enough to tell what heads do.
+    Return no table for large models, or if every sequence is too short.
     """
     from lab.hooked_gpt import HookedGPT
     from probes.pruning.survivors import survivor_labels
@@ -135,7 +132,7 @@ def survivors(
     sequences = chosen.batch if chosen.task else None
     try:
         frame = survivor_labels(subject.model, pruned, sequences, seed=seed)
-    except ValueError:  # the model is written: its probe says what is wrong
+    except ValueError:  # the model is written; `headlab probe` reports the error
         return {}
     say_survivors(json_rows(frame), chosen.task)
     say()

@@ -1,7 +1,7 @@
-"""The rows that a command scores: which sequences, which of their rows, and what to compare with.
+"""The rows that a command scores: sequences, scored rows, and reference sequences.
 
-What `apps.subject` chooses is read; here it is asked: a task's answers, the second copy of what is
-said twice, or every next token of a person's own prompts.
+The scored rows are a task's answers, the second copy of repeated tokens, or every next token of the
+user's own prompts.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from probes.reading.inputs import PairedInput
 
 REPEATED_SEQUENCES = 8
-"""Sequences that are said twice, unless told otherwise: a sweep of many heads reads them often."""
+"""Default number of repeated sequences; small, because a sweep reads them for every head."""
 
 ScoredSequences = Annotated[
     int | None,
@@ -33,15 +33,15 @@ ScoredSequences = Annotated[
         f"{REPEATED_SEQUENCES} repeated ones)",
     ),
 ]
-"""How many sequences are scored, as a flag."""
+"""The flag --sequences of commands that score rows."""
 
 TOPIC_SEQUENCES = 16
-"""Sequences of documentation, of each split, unless told otherwise."""
+"""Default number of sequences of documentation in each split."""
 TOPIC_TOKENS = 128
 """Tokens of each."""
 
 DONORS = 8
-"""Sequences whose outputs stand, one after the other, for a head's in mode resample."""
+"""Sequences whose outputs replace a head's, one after the other, in mode resample."""
 
 Mode = Literal["zero", "mean", "resample"]
 """What replaces an ablated head's output."""
@@ -49,31 +49,31 @@ Mode = Literal["zero", "mean", "resample"]
 WRITES: tuple[tuple[Mode, str], ...] = (
     ("zero", "zeros"),
     ("mean", "its mean at each position over other sequences"),
-    ("resample", f"what it writes on {DONORS} other sequences in turn; the mean of their effects"),
+    ("resample", f"its output on {DONORS} other sequences in turn; the effects are averaged"),
 )
-"""What an ablated head writes, by mode."""
+"""What replaces a head's output, by mode."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredInput:
-    """Sequences with the rows that count, and others of the same kind."""
+    """Sequences with their scored rows, and reference sequences of the same kind."""
 
     batch: "Batch"
     description: str
     """Which sequences."""
     rows: str
-    """Which of their rows count."""
+    """Which rows are scored."""
     task: str | None
-    """The task that they are sequences of."""
+    """Their task, if they are of one."""
     reference: "Batch"
-    """Others, whose means or outputs stand for a head's; the same where there are no others."""
+    """Other sequences, whose means or outputs replace a head's; `batch` if there are none."""
     reference_name: str
     padded: bool = False
     """Whether some sequences are shorter than others, so that positions are not comparable."""
 
     @property
     def digest(self) -> str:
-        """Digest of the sequences and of which rows count."""
+        """Digest of the sequences and the scored rows."""
         from probes.tables import digest
 
         parts = (self.batch.tokens, self.batch.loss_mask)
@@ -81,33 +81,33 @@ class ScoredInput:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What was read and scored, as lines of a label and a text."""
+        """Input and scored rows, as lines for `say_facts`."""
         return [("input", self.description), ("scored", self.rows)]
 
     @property
     def interval(self) -> str:
-        """What the intervals over these sequences are."""
+        """Description of the intervals over these sequences."""
         from probes.intervals import FEW_SEQUENCES
 
-        few = "" if len(self.batch) >= FEW_SEQUENCES else "; so few sequences make it rough"
-        return f"95 %, sequences resampled{few}"
+        few = "" if len(self.batch) >= FEW_SEQUENCES else "; rough, because there are few sequences"
+        return f"95 %, bootstrap over sequences{few}"
 
 
 def ablation_facts(chosen: ScoredInput, mode: Mode, value: float = 0.0) -> list[tuple[str, str]]:
-    """Return how heads were ablated, and what the intervals are, as lines for `say_facts`."""
-    how = f"{mode}: a head writes {dict(WRITES)[mode]}"
+    """Return how heads were ablated and the kind of interval, as lines for `say_facts`."""
+    how = f"{mode}: a head's output is replaced with {dict(WRITES)[mode]}"
     if mode != "zero":
         how += f" (of {chosen.reference_name})"
     if value:
-        how += f"; it keeps {value:g} of its own"
+        how += f"; the head keeps {value:g} of its own"
     return [("ablated", how), ("interval", chosen.interval)]
 
 
 def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:
-    """Return what a command measures on: sequences, and the rows that count.
+    """Return the sequences that a command measures on, with the scored rows.
 
     Raises:
-        ValueError: As `choose_input`, or a model without room for anything said twice.
+        ValueError: As `choose_input`, or the context is too short for repeated tokens.
     """
     chosen = choose_input(
         subject,
@@ -117,20 +117,20 @@ def scored_input(subject: Subject, form: SubjectForm) -> ScoredInput:
         pairs=REPEATED_SEQUENCES,
     )
     if chosen.sequences is None:
-        return said_twice(subject, chosen.n, form.seed)
+        return repeated_input(subject, chosen.n, form.seed)
     from lab.tasks.base import Batch
 
     if subject.opened is not None and isinstance(chosen.sequences, Batch):
         return answers_of_a_task(subject, chosen, chosen.sequences)
-    assert not isinstance(chosen.sequences, Batch)  # a batch of a model that is no run
+    assert not isinstance(chosen.sequences, Batch)  # only a run has a task
     return every_next_token(chosen, chosen.sequences)
 
 
 def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
-    """Return held-out sequences, and as the reference others to choose by, none of them the same.
+    """Return held-out sequences, with other sequences for selection as the reference.
 
-    A run's are of two splits of its task, prompts of a file are halved; a model with a tokenizer
-    reads documentation topics that every Python carries, unless it is to read repeated tokens.
+    For a run, they come from two splits of its task. Prompts of a file are halved. A model with a
+    tokenizer reads Python's documentation topics, unless --repeated is given.
 
     Raises:
         ValueError: As `scored_input`, or a file of one prompt.
@@ -146,7 +146,7 @@ def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
     half = len(chosen.batch) // 2
     if not half:
         raise ValueError(
-            "a file of prompts must have at least 2 lines, half of them to choose by, got 1 "
+            "a file of prompts must have at least 2 lines, half of them for selection, got 1 "
             f"({chosen.description}); add another"
         )
     return dataclasses.replace(
@@ -159,7 +159,7 @@ def split_input(subject: Subject, form: SubjectForm) -> ScoredInput:
 
 
 def documentation(subject: Subject, n: int) -> ScoredInput:
-    """Return English text: topics to report on, and others to choose by."""
+    """Return English text: held-out topics, and other topics for selection."""
     from lab.python_topics import topic_sequences
     from probes.reading.observed_model import as_batch
 
@@ -178,8 +178,10 @@ def documentation(subject: Subject, n: int) -> ScoredInput:
     )
 
 
-def said_twice(subject: Subject, n: int, seed: int, *, longest: int | None = None) -> ScoredInput:
-    """Return random tokens said twice, scored on the second copy."""
+def repeated_input(
+    subject: Subject, n: int, seed: int, *, longest: int | None = None
+) -> ScoredInput:
+    """Return repeated random tokens, scored on the second copy."""
     n_others = max(n, DONORS)
     asked = repeats(subject, n, seed, longest=longest)
     return ScoredInput(
@@ -193,7 +195,7 @@ def said_twice(subject: Subject, n: int, seed: int, *, longest: int | None = Non
 
 
 def repeats(subject: Subject, n: int, seed: int, *, longest: int | None = None) -> "PairedInput":
-    """Draw random tokens said twice; unless told otherwise long enough to measure a loss on."""
+    """Draw repeated random tokens, by default of a length to measure a loss on."""
     from probes.reading.inputs import LONGEST_SCORED_BLOCK, repeated_pair
 
     longest = LONGEST_SCORED_BLOCK if longest is None else longest
@@ -207,15 +209,15 @@ def answers_of_a_task(subject: Subject, chosen: Input, batch: "Batch") -> Scored
     return ScoredInput(
         batch=batch,
         description=chosen.description,
-        rows="rows whose logits predict an answer token",
+        rows="query rows whose logits predict an answer token",
         task=chosen.task,
         reference=reference,
-        reference_name=f"{counted(len(reference), 'sequence')} of {chosen.task} kept for that",
+        reference_name=f"{counted(len(reference), 'other sequence')} of {chosen.task}",
     )
 
 
 def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
-    """Return a person's prompts, scored on every token but the first; padding counts nowhere.
+    """Return the user's prompts, scored on every token but the first; padding is not scored.
 
     Raises:
         ValueError: No prompt has a second token.
@@ -226,7 +228,7 @@ def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
     batch = scored_batch(as_batch(tokens), chosen.attention_mask)
     if not bool(batch.loss_mask.any()):
         raise ValueError(
-            "some prompt must have two tokens, the second to be predicted, got "
+            "at least one prompt must have two tokens, got "
             f"{counted(len(batch), 'prompt')} of one token; give longer ones"
         )
     return ScoredInput(
@@ -243,19 +245,19 @@ def every_next_token(chosen: Input, tokens: "Tokens") -> ScoredInput:
 def ablation_of(
     subject: Subject, chosen: ScoredInput, mode: Mode, *, value: float = 0.0
 ) -> "Ablation":
-    """Return what happens to ablated heads, with what fills the gap.
+    """Return the ablation of a mode, with the means or donors that it needs.
 
     Raises:
-        ValueError: An unknown mode or value, or a mode that positions are compared in, asked of
-            prompts of different lengths.
+        ValueError: An unknown mode or value; or a mode other than zero for prompts of different
+            lengths.
     """
     from probes.ablation.sweep import Ablation
     from probes.ablation.table import head_donors, mean_reference
 
     if mode != "zero" and chosen.padded:
         raise ValueError(
-            f"prompts must be of one length for --mode {mode}, which fills the gap position by "
-            "position, got several lengths; take --mode zero or cut them"
+            f"prompts must have one length for --mode {mode}, which replaces outputs position by "
+            "position, got several lengths; use --mode zero or shorten them"
         )
     name = chosen.reference_name
     return Ablation(

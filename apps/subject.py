@@ -1,4 +1,4 @@
-"""What a command looks at: a run or a model that others trained, and sequences to read it on.
+"""The subject of a command: a run or a pretrained model, and sequences to read it on.
 
 Torch is imported when a model is loaded, never with this module.
 """
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from probes.reading.prompt_files import FileKind
 
 MODEL_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
-"""Endings of weights: what is wrong with one is said by what reads it."""
+"""Suffixes of weight files; the code that reads such a file reports its errors."""
 
 PAIRS = 64
-"""Repeated sequences that a model is probed on, unless told otherwise."""
+"""Default number of repeated sequences that a model is probed on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model that is looked into, and where it comes from."""
+    """A model, and where it comes from."""
 
     model: "HookedGPT"
     title: str
-    """What the numbers are about."""
+    """Title of the output: which model it is."""
     facts: Mapping[str, Any]
     """run, checkpoint_sha256, step and seed, as tables carry them; None where unknown."""
     opened: OpenedRun | None
@@ -52,21 +52,21 @@ class Input:
     """The sequences that a subject is read on."""
 
     sequences: "Batch | Tokens | None"
-    """None: repeated sequences, which the probes make themselves."""
+    """None: repeated sequences, which the probes generate."""
     attention_mask: "PositionMask | None"
     n: int
-    """How many, or how many are to be made."""
+    """Number of sequences, also if they are generated later."""
     description: str
     task: str | None = None
-    """The task that they are sequences of."""
+    """Their task, if they are of one."""
 
 
 def open_subject(name: str, *, checkpoint: int | None, device: str) -> Subject:
-    """Load what a name, a folder or a file stands for.
+    """Load the model of a name, a folder or a file.
 
     Raises:
-        ValueError: There is no such thing, it is damaged, its weights are not finite, or a
-            checkpoint is asked of a model that is no run.
+        ValueError: It does not exist, is damaged, or has weights that are not finite; or
+            a checkpoint is given for a model that is not a run.
     """
     if is_run(name):
         opened = open_for_measuring(name, checkpoint=checkpoint, device=device)
@@ -80,7 +80,7 @@ def open_subject(name: str, *, checkpoint: int | None, device: str) -> Subject:
     else:
         if checkpoint is not None:
             raise ValueError(
-                f"--checkpoint must be left out for a model that is no run, got {checkpoint}"
+                f"--checkpoint works only with a run, got {checkpoint}; leave it out for this model"
             )
         subject = open_model(name, device)
     check_finite(subject.model, name)
@@ -88,10 +88,10 @@ def open_subject(name: str, *, checkpoint: int | None, device: str) -> Subject:
 
 
 def is_run(name: str) -> bool:
-    """Tell whether a name is a run's; what only looks like one is refused as a run is.
+    """Return whether a name is that of a run; a damaged run counts, and fails when opened.
 
     Raises:
-        ValueError: A bare name that is neither a run's, nor a known model's, nor a file's here.
+        ValueError: A bare name that is no run, no known model and no file.
     """
     if name in KNOWN:
         return False
@@ -105,14 +105,14 @@ def is_run(name: str) -> bool:
             raise ValueError(unknown_name("run or model", name, known))
     if not is_there(path / CONFIG):
         refuse_what_is_no_model(path, name)
-        # What is left of a folder of headlab is refused in the words of a run.
+        # A damaged folder of headlab is reported as a damaged run.
         return not (is_there(path) and path.is_file())
     described = read_json(path / CONFIG)
     return "schema_version" in described and "step" not in described and "train" in described
 
 
 def refuse_what_is_no_model(path: Path, name: str) -> None:
-    """Raise ValueError for a file or a folder that neither is nor was a model."""
+    """Raise ValueError for a file or a folder that is not a model, not even a damaged one."""
     if not is_there(path):
         return
     if path.is_dir():
@@ -126,9 +126,9 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
             with path.open("rb") as file:
                 if file.read(4) == b"GGUF":
                     return
-        except OSError:  # said when the file is read
+        except OSError:  # reported when the file is read
             return
-        got = f"the file {quoted(name)}, which is none"
+        got = f"the file {quoted(name)}, which is not a GGUF file"
     raise ValueError(
         f"WHAT must be a run, a model's name ({', '.join(KNOWN)}), a folder with "
         f"{CONFIG} or a GGUF file, got {got}; `headlab runs` lists the runs"
@@ -136,7 +136,7 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Tell whether a path leads to something; one that no file can have does not."""
+    """Return whether a path exists; False also for an invalid path."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -144,7 +144,7 @@ def is_there(path: Path) -> bool:
 
 
 def open_model(name: str, device: str) -> Subject:
-    """Load a model that is no run: saved by headlab, known by name, a folder or a GGUF file."""
+    """Load a model that is not a run: saved by headlab, known by name, a folder or a GGUF file."""
     from lab.hooked_gpt import HookedGPT
     from lab.runtime import pick_device
 
@@ -167,7 +167,7 @@ def open_model(name: str, device: str) -> Subject:
 
 
 def check_finite(model: "HookedGPT", name: str) -> None:
-    """Raise ValueError if a weight is no finite number: then no score would be one."""
+    """Raise ValueError if a weight is not finite."""
     from lab.weights import weight_not_finite
 
     what = weight_not_finite(model)
@@ -179,18 +179,18 @@ def check_finite(model: "HookedGPT", name: str) -> None:
 
 
 def require_heads(subject: Subject, heads: Sequence[tuple[int, int]]) -> None:
-    """Raise ValueError if the model has not one of these heads."""
+    """Raise ValueError if the model lacks one of these heads."""
     from lab.gates import HeadGates
 
-    HeadGates.ablate(heads, like=subject.model)  # says which heads there are
+    HeadGates.ablate(heads, like=subject.model)  # its error lists the model's heads
 
 
 def require_some_heads(subject: Subject, name: str) -> None:
-    """Raise ValueError if every head of a model was pruned: what its heads do cannot be asked."""
+    """Raise ValueError if every head of a model was pruned."""
     if not subject.n_heads:
         raise ValueError(
-            f"WHAT must be a model with heads, got {quoted(name)}, all of whose heads are gone; "
-            "look at the model that it was made of"
+            f"WHAT must be a model with heads, got {quoted(name)}, whose heads were all pruned; "
+            "give the model that it was pruned from"
         )
 
 
@@ -202,17 +202,17 @@ def choose_input(
     repeated: bool = False,
     pairs: int = PAIRS,
 ) -> Input:
-    """Return the sequences to look at: those of a file, of a run's task, or repeated ones.
+    """Return the sequences to read: those of a file, of a run's task, or repeated ones.
 
     Args:
-        subject: Whose they are.
+        subject: The model.
         given: At most one file, by its kind.
-        sequences: How many, of those that are generated; None: the default.
-        repeated: Repeated ones, also of a run.
-        pairs: How many repeated ones, unless told otherwise.
+        sequences: Number of generated sequences; None: the default.
+        repeated: Generate repeated sequences for a run too.
+        pairs: Default number of repeated sequences.
 
     Raises:
-        ValueError: Several files, a number beside a file, or something wrong with the file.
+        ValueError: Several files, --sequences with a file, or an invalid file.
     """
     if len(given) > 1:
         flags = " and ".join(f"--{kind}" for kind in given)

@@ -1,7 +1,7 @@
-"""Fill in a form from a command line; what the parser refuses becomes one line with the remedy.
+"""Fill in a form from a command line; turn the parser's errors into one line each.
 
-The parser says only that it refuses. What is wrong is found here, from the types of the form and
-the flags in the help text; where nothing is found, the parser's own explanation is printed.
+The cause of an error is found from the types of the form and the flags in the help text; if it is
+not found, the parser's own explanation is printed.
 """
 
 import contextlib
@@ -22,24 +22,24 @@ from lab.naming import quoted, unknown_name
 Form = TypeVar("Form")
 
 NUMBERS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
-"""How a type is called, one and several."""
+"""Names of number types, singular and plural."""
 
 REFUSED = 2
-"""Exit code of the parser for a command line that it refuses."""
+"""Exit code of the parser for a wrong command line."""
 
 
 def parse(form: type[Form], arguments: Sequence[str], *, prog: str, default: Form | None) -> Form:
     """Return the form that the arguments fill in.
 
     Args:
-        form: A dataclass, as tyro reads it.
-        arguments: What stands after the command.
+        form: A dataclass for tyro.
+        arguments: The words after the command.
         prog: The command, such as "headlab train".
-        default: A filled form whose values stand where the arguments say nothing.
+        default: A filled form with the defaults of the flags.
 
     Raises:
-        SystemExit: After --help (code 0), or after the parser explained a refusal (code 2).
-        ValueError: The arguments are refused; the message is one line.
+        SystemExit: After --help (code 0), or after the parser explained an error (code 2).
+        ValueError: The arguments are wrong; the message is one line.
     """
     given = {} if default is None else {"default": default}
     call = functools.partial(tyro.cli, form, prog=prog, description="", **given)
@@ -59,7 +59,7 @@ def parse(form: type[Form], arguments: Sequence[str], *, prog: str, default: For
 def refusal(
     form: type, arguments: Sequence[str], prog: str, call: Any, explanation: str
 ) -> str | None:
-    """Return the line for a refused command line; None: the reason is not found."""
+    """Return the message for a wrong command line; None: the cause is not found."""
     help_text = output_of(call, ["--help"])[1]
     known = re.findall(r"--[a-z][a-z0-9.-]*", help_text)
     # First, because the value of an unknown flag is taken for something else.
@@ -82,7 +82,7 @@ def refusal(
 
 
 def output_of(call: Any, arguments: Sequence[str], **how: Any) -> tuple[Any, str]:
-    """Return what the parser makes of the arguments (None: it ends the program) and its output."""
+    """Return the parser's result for the arguments (None: it exits) and its output."""
     text = io.StringIO()
     with (
         contextlib.suppress(SystemExit),
@@ -101,7 +101,7 @@ def unknown_flag(word: str, prog: str, known: Sequence[str]) -> str:
 
 
 def wrong_value(flag: str, kind: Any, values: Sequence[str], see: str) -> str | None:
-    """Return the line for the values of a flag; None: they may stand, or the type is another.
+    """Return the message for wrong values of a flag; None: they are right, or of another type.
 
     >>> wrong_value("--betas", tuple[float, float], ["0.9", "x"], "")
     "--betas must be 2 numbers, got '0.9' 'x'"
@@ -132,7 +132,7 @@ def wrong_value(flag: str, kind: Any, values: Sequence[str], see: str) -> str | 
 
 
 def reads_as(number: type, value: str) -> bool:
-    """Tell whether a word reads as a number of a type."""
+    """Return whether a word can be read as a number of a type."""
     try:
         number(value)
     except ValueError:
@@ -141,7 +141,7 @@ def reads_as(number: type, value: str) -> bool:
 
 
 def types_of(form: type, prefix: str = "--") -> dict[str, Any]:
-    """Return the types of a form's flags; those of a form within it with and without its name."""
+    """Return the types of a form's flags; those of a nested form with and without its name."""
     hints = get_type_hints(form)
     found: dict[str, Any] = {f"{prefix}{name}".replace("_", "-"): hints[name] for name in hints}
     for name, kind in hints.items():
@@ -160,7 +160,7 @@ def flag_in(word: str) -> str:
 
 
 def values_after(flag: str, arguments: Sequence[str]) -> list[str]:
-    """Return what was given for a flag, the last time.
+    """Return the last values given for a flag.
 
     >>> values_after("--steps", ["--steps", "3", "--steps=x"])
     ['x']

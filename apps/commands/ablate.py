@@ -1,4 +1,4 @@
-"""`headlab ablate`: what a model loses without each head, without some of them, without pairs."""
+"""`headlab ablate`: the effect of ablating each head, each layer, sets, pairs and groups."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 ABOUT = f"""
 Switch heads off and measure what breaks: each head and each layer in turn, some
 heads together (--heads), every pair of some (--pairs), or the heads of each
-label together and one by one (--groups). An interrupted command goes on where
-it stopped when it is given again.
+label together and one by one (--groups). An interrupted command resumes when
+you run it again.
 
   headlab ablate reversal
   headlab ablate reversal --heads L0H1 L0H3 --mode mean
@@ -64,21 +64,21 @@ it stopped when it is given again.
 {WHAT_THERE_IS}
 
 A run is measured on the answers of unseen sequences of its task, any other
-model on the second copy of random tokens said twice; or give your own prompts.
+model on the second copy of repeated random tokens; or give your own prompts.
 An ablated head's output is replaced before it is mixed with the others'.
 
-modes, and what an ablated head writes:
+modes, and what replaces the output of an ablated head:
 {listed(WRITES)}
 
 {fill(LOWER_BOUND, HELP_WIDTH)}
-Look at whole layers, --pairs and --groups before calling a head useless. Whole
-layers are left out of a model of over 100 heads, unless --layers is given.
+Check whole layers, --pairs and --groups before you call a head useless. For a
+model of over 100 heads, whole layers need --layers.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblateForm(SubjectForm):
-    """What `headlab ablate` asks for."""
+    """Arguments of `headlab ablate`."""
 
     sequences: ScoredSequences = None
     heads: Annotated[
@@ -89,19 +89,19 @@ class AblateForm(SubjectForm):
             help_behavior_hint="(default: each head, then each layer, in turn)",
         ),
     ] = ()
-    mode: Annotated[Mode, arg(help="What replaces a head's output, see above.")] = "zero"
+    mode: Annotated[Mode, arg(help="What replaces a head's output (see the modes above).")] = "zero"
     value: Annotated[
         float,
-        arg(metavar="G", help="Share of its own output that an ablated head keeps, 0 to 1."),
+        arg(metavar="G", help="Share of a head's output that the ablation keeps, 0 to 1."),
     ] = 0.0
     metrics: Annotated[
         tuple[Literal["loss", "token_accuracy", "exact_match", "margin", "kl"], ...],
-        arg(help="What is measured; the first one is shown with its interval."),
+        arg(help="Metrics to measure; the first one is shown with its interval."),
     ] = ("loss", "token_accuracy", "exact_match")
     pairs: bool = False
-    """Ablate every pair of the heads: what do both cost beyond the sum?"""
+    """Ablate every pair of the heads; show the effect beyond the sum of both."""
     groups: bool = False
-    """Ablate the heads of each label together, alone and last: which stand in for which?"""
+    """Ablate the heads of each label together, alone and last; show which are redundant."""
     layers: bool = False
     """Ablate whole layers, too, in a model of any size."""
     all_heads: bool = False
@@ -109,7 +109,7 @@ class AblateForm(SubjectForm):
 
 
 def run_ablate(arguments: list[str]) -> int:
-    """Print what the ablation of heads does, and write it where asked."""
+    """Print the effects of ablation, and write them into --out."""
     form = fill_in(AblateForm, arguments, command="ablate", about=ABOUT)
     require_named(arguments, "--heads", form.heads, "L0H1")
     require_named(arguments, "--metrics", form.metrics, "loss")
@@ -145,7 +145,7 @@ def run_ablate(arguments: list[str]) -> int:
 
 
 def require_one_metric(arguments: Sequence[str], form: AblateForm) -> None:
-    """Raise ValueError for metrics that would be ignored: pairs and groups are measured by one."""
+    """Raise ValueError for several metrics with --pairs or --groups, which measure one."""
     if gives(arguments, "--metrics") and len(form.metrics) > 1:
         asked = "--groups" if form.groups else "--pairs"
         raise ValueError(
@@ -162,7 +162,7 @@ def measured(
     heads: Sequence[tuple[int, int]],
     execution: "Execution",
 ) -> "pd.DataFrame":
-    """Return the table that was asked for."""
+    """Return the table of the chosen measurement."""
     from probes.ablation.pairs import pair_effects
     from probes.ablation.redundancy import RedundancyPlan, head_redundancy
     from probes.ablation.table import HEADS_AND_LAYERS, MOST_HEADS_WITH_LAYERS, ablation_sweep
@@ -188,7 +188,7 @@ def measured(
 
 
 def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None, n_heads: int) -> None:
-    """Print the table that was asked for, and how it is to be read."""
+    """Print the table, with its caveat."""
     from probes.tables import json_rows
 
     rows = json_rows(frame)
@@ -204,11 +204,11 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None, n_heads:
         say()
         say(LOWER_BOUND)
     if not (form.groups or form.pairs or form.heads) and frame["head"].notna().all():
-        say("Whole layers were left out, as of every model of over 100 heads: --layers")
+        say("Whole layers were left out because the model has over 100 heads; add --layers.")
 
 
 def drawn(form: AblateForm, frame: "pd.DataFrame", task: str | None) -> "dict[str, Figure]":
-    """Draw the table that was asked for, where there is a picture of it."""
+    """Draw the table, unless it is of one set."""
     from probes.plots import plot_effects, plot_joint, plot_pairs
     from probes.plots.canvas import figure_of
 

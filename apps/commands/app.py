@@ -32,14 +32,14 @@ answers change.
 
   headlab app --run reversal
 
-Only this machine can reach it, and it asks nothing of the network. Ctrl-C
-ends it.
+Only this machine can reach it, and it makes no network requests. Press Ctrl-C
+to stop it.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppForm:
-    """What `headlab app` asks for."""
+    """Arguments of `headlab app`."""
 
     port: Annotated[
         int | None,
@@ -65,10 +65,10 @@ def run_app(arguments: list[str]) -> int:
 
 
 def name_in_home(name: str) -> str:
-    """Return the name of a complete run of the home, which is where the app looks.
+    """Return the name of a complete run in the home of runs, where the app looks for it.
 
     Raises:
-        ValueError: If there is no such run, or the folder stands elsewhere.
+        ValueError: There is no such run, or its folder is elsewhere.
     """
     run = open_run(name)
     folder = run.path.resolve()
@@ -81,10 +81,10 @@ def name_in_home(name: str) -> str:
 
 
 def free_port(asked: int | None = None) -> int:
-    """Return a port that nothing listens on: the one asked for, or the first free one.
+    """Return a free port: the requested one, or else the first free one.
 
     Raises:
-        ValueError: If the port asked for is no port, or taken.
+        ValueError: The requested port is invalid or taken.
     """
     if asked is None:
         for port in range(FIRST_PORT, FIRST_PORT + PORTS_TO_TRY):
@@ -104,7 +104,7 @@ def free_port(asked: int | None = None) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether this process could listen on a port of this machine."""
+    """Return whether this process could listen on a port of this machine."""
     with socket.socket() as probe:
         # As the server will: a port whose last connections are still closing is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

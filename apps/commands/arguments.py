@@ -1,4 +1,4 @@
-"""What several commands ask for in the same words, and how a form is filled in from arguments."""
+"""Arguments that several commands share, and how a form is filled in."""
 
 import textwrap
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CheckpointStep = Annotated[
     int | None,
     arg(
         metavar="STEP",
-        help="Step of the checkpoint to look at.",
+        help="Step of the checkpoint to use.",
         help_behavior_hint="(default: the trained model)",
     ),
 ]
@@ -50,10 +50,10 @@ def fill_in(
 
     Args:
         form: A dataclass; its fields' docstrings are the help of the flags.
-        arguments: What stands after the command's name.
+        arguments: The words after the command's name.
         command: The command's name.
-        about: What --help says first; the parser would run its lines together.
-        default: A filled form whose values stand where the arguments say nothing.
+        about: The first part of --help; the parser would rewrap its lines.
+        default: A filled form with the defaults of the flags.
 
     Raises:
         SystemExit: After --help (code 0).
@@ -65,12 +65,12 @@ def fill_in(
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Tell whether --help is among the arguments."""
+    """Return whether --help is among the arguments."""
     return "-h" in arguments or "--help" in arguments
 
 
 def gives(arguments: Sequence[str], flag: str) -> bool:
-    """Tell whether the arguments give a flag, in either spelling.
+    """Return whether the arguments give a flag, in either spelling.
 
     >>> gives(["--model.n_ctx=64"], "--model.n-ctx")
     True
@@ -79,10 +79,10 @@ def gives(arguments: Sequence[str], flag: str) -> bool:
 
 
 def require_named(arguments: Sequence[str], flag: str, names: Sequence[str], example: str) -> None:
-    """Raise ValueError if a flag that lists names is given without one."""
+    """Raise ValueError if a flag that lists names is given without a name."""
     if gives(arguments, flag) and not names:
         raise ValueError(
-            f"{flag} must name at least one, got none; write {flag} {example}, or leave it out"
+            f"{flag} needs at least one value, got none; write {flag} {example}, or leave it out"
         )
 
 
@@ -110,15 +110,15 @@ def listed(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def check_out(given: str, *, new: bool = True) -> Path:
-    """Return the folder for output, once it can be written; nothing is left in it.
+    """Return the folder for output after a check that it can be written; leave it empty.
 
     Args:
-        given: What stands after --out.
-        new: Refuse a folder that holds something, as tables of two measurements must not mix.
+        given: The value of --out.
+        new: Reject a folder that holds files, so that tables of two measurements do not mix.
 
     Raises:
-        ValueError: It is no name of a folder, holds a file already, or is in a run, whose files
-            are sealed, or the home of all runs.
+        ValueError: It is not a valid name, holds files already, is inside a sealed run, or is the
+            home of all runs.
         OSError: It cannot be written.
     """
     if not given or "\0" in given:

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from probes.grades.card import Card
 
 MOST_JOBS = 8
-"""Processes beyond which starting them takes longer than their work."""
+"""With more processes, starting them takes longer than their work."""
 
 ABOUT = """
-Grade the labels of heads on models whose heads were built by hand: how many of
-each class are found, what the others are taken for, and how many heads of
-models with random weights are given a name. TransformerLens's detect_head and
-the bare means that courses teach are graded on the same heads.
+Grade the head labels on planted models, whose heads are known: recall,
+confusions, and false positives on random weights. TransformerLens's
+detect_head and plain mean attention are graded on the same heads.
 
   headlab card
   headlab card --out card
@@ -30,20 +29,22 @@ the bare means that courses teach are graded on the same heads.
   precision  share of the heads of that label that are of that class
   recall     share of the heads of that class that have that label
   F1         harmonic mean of the two
-  PR-AUC     the same without a cut: how well the number behind the label ranks
+  PR-AUC     average precision of the number behind the label (no threshold)
 
-The cuts of the labels were chosen on the models of seeds 0 to 99; the card is
-measured on those of seeds 100 to 199. It takes a minute or two.
+The thresholds were chosen on the models of seeds 0 to 99; the card is measured
+on those of seeds 100 to 199. It takes a minute or two.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardForm:
-    """What `headlab card` asks for."""
+    """Arguments of `headlab card`."""
 
     seeds: Annotated[
         Literal["card", "tuning"],
-        arg(help="card: seeds 100 to 199. tuning: seeds 0 to 99, on which cuts may be chosen."),
+        arg(
+            help="card: seeds 100 to 199. tuning: seeds 0 to 99, on which thresholds may be chosen."
+        ),
     ] = "card"
     out: Annotated[
         str | None,
@@ -56,7 +57,7 @@ class CardForm:
 
 
 def run_card(arguments: list[str]) -> int:
-    """Print the card, and write it where asked."""
+    """Print the card, and write it into --out."""
     form = fill_in(CardForm, arguments, command="card", about=ABOUT)
     out = None if form.out is None else check_out(form.out)
     from probes.grades.card import measure_card

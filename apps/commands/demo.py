@@ -1,4 +1,4 @@
-"""`headlab demo`: the whole path once, from nothing to the app on a trained and probed model."""
+"""`headlab demo`: train a model, probe it, and open the app on it."""
 
 import csv
 import dataclasses
@@ -25,14 +25,14 @@ HEADS = "heads.csv"
 ABOUT = """
 Train the reversal GPT, see what its heads do, and open the app on it.
 
-Takes about a minute on two processor cores; the second time, the run is there
-already. Ctrl-C loses nothing: the next `headlab demo` goes on from there.
+This takes about a minute on two processor cores; the second time, the run is
+already there. After Ctrl-C, the next `headlab demo` resumes.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoForm:
-    """What `headlab demo` asks for."""
+    """Arguments of `headlab demo`."""
 
     name: Annotated[str, arg(metavar="RUN", help="Name of the run.")] = "demo"
     device: Device = "auto"
@@ -61,7 +61,7 @@ def run_demo(arguments: list[str]) -> int:
 
 
 def train_demo(run_dir: Path, device: str) -> int:
-    """Train the preset, or go on with a run of it that was stopped; return the exit code."""
+    """Train the preset, or resume its stopped run; return the exit code."""
     half = (run_dir / CONFIG).is_file()
     config = open_run(run_dir, unfinished=True).config if half else get_preset(PRESET)
     config = dataclasses.replace(config, device=device)

@@ -1,4 +1,4 @@
-"""`headlab feeders`: which earlier heads an induction head lives on."""
+"""`headlab feeders`: the earlier heads that an induction head depends on."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from apps.scored_sequences import (
     Mode,
     ablation_facts,
     ablation_of,
+    repeated_input,
     repeats,
-    said_twice,
 )
 from apps.subject import open_subject, require_heads, require_some_heads
 from apps.terminal.feeder_table import say_feeders
@@ -29,28 +29,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = (
-    ("previous", "how much of its attention the ablated head puts on the previous token"),
-    ("score", "attention of the head watched on what followed the first copy"),
-    ("control", "the same drop, or rise, for heads of these or the nearest layers that do not"),
-    ("K comp.", "what keys could read of it by the weights alone, less random heads"),
-    ("feeds", "the drop is half of the score or more, and the controls leave it alone"),
+    ("previous", "attention of the ablated head to the previous token"),
+    ("score", "induction score of the watched head"),
+    (
+        "control",
+        "the same for control heads: heads of the same (or nearest) layers that do not "
+        "attend to the previous token",
+    ),
+    ("K comp.", "K composition score (weights only), minus the mean of random heads"),
+    ("feeds", "yes if the drop is at least half of the score and the controls change little"),
 )
 
 ABOUT = f"""
-Say which earlier heads feed the induction heads of a model. An induction head
-finds what followed an earlier copy because another head told each token what
-stood before it: each earlier head is ablated, alone and together with all that
-look at the previous token, and the induction heads and the loss are watched. An
-interrupted command goes on where it stopped when it is given again.
+Find the earlier heads that the induction heads of a model depend on. An
+induction head needs a previous-token head. The command ablates each earlier
+head, alone and together with all previous-token heads, and measures the
+induction heads and the loss. An interrupted command resumes when you run it
+again.
 
   headlab feeders {next(iter(KNOWN))}
   headlab feeders folder/of/a/model --targets L5H1 --frozen --out feeders
 
 {WHAT_THERE_IS}
 
-The model reads random tokens said twice; scores and loss are those of the
-second copy. A model can copy without induction heads, as a run of the task
-induction may: then name the heads to watch with --targets L1H0.
+The model reads repeated random tokens; scores and loss are those of the second
+copy. A model can copy without induction heads, as a run of the task induction
+may: then name the heads to watch with --targets L1H0.
 
 columns:
 {listed(COLUMNS)}
@@ -59,13 +63,13 @@ columns:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedersForm(ModelForm):
-    """What `headlab feeders` asks for."""
+    """Arguments of `headlab feeders`."""
 
     sequences: Annotated[
         int | None,
         arg(
             metavar="N",
-            help="Sequences of tokens said twice.",
+            help="Number of repeated sequences.",
             help_behavior_hint=f"(default: {REPEATED_SEQUENCES})",
         ),
     ] = None
@@ -87,13 +91,13 @@ class FeedersForm(ModelForm):
     ] = ()
     mode: Annotated[Mode, arg(help="What replaces a head's output, as in headlab ablate.")] = "zero"
     frozen: bool = False
-    """Also measure the loss where all attention stays as it was."""
+    """Also measure the loss with all attention frozen."""
     all_heads: bool = False
     """Show every row."""
 
 
 def run_feeders(arguments: list[str]) -> int:
-    """Print who feeds the induction heads of a model, and write it where asked."""
+    """Print which heads the induction heads depend on, and write it into --out."""
     form = fill_in(FeedersForm, arguments, command="feeders", about=ABOUT)
     require_named(arguments, "--targets", form.targets, "L5H1")
     require_named(arguments, "--heads", form.heads, "L4H0")
@@ -108,7 +112,7 @@ def run_feeders(arguments: list[str]) -> int:
     from probes.reading.inputs import LONGEST_BLOCK
     from probes.tables import json_rows
 
-    chosen = said_twice(subject, n, form.seed, longest=LONGEST_BLOCK)
+    chosen = repeated_input(subject, n, form.seed, longest=LONGEST_BLOCK)
     ablation = ablation_of(subject, chosen, form.mode)
 
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
@@ -133,7 +137,7 @@ def run_feeders(arguments: list[str]) -> int:
 
 
 def drawn(frame: "pd.DataFrame") -> "dict[str, Figure]":
-    """Draw what the strongest induction head loses, and what the loss rises by."""
+    """Draw the drop of the strongest induction head, and the rise of the loss."""
     from probes.plots import plot_feeders
     from probes.plots.canvas import figure_of
 

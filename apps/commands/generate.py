@@ -1,4 +1,4 @@
-"""`headlab generate`: a run's answer to symbols that a person typed."""
+"""`headlab generate`: a run's answer to your own symbols."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -22,14 +22,14 @@ Show a run's answer to your own symbols, and the right answer.
   headlab generate reversal abcdefghij --ablate L0H1 L0H2
   headlab generate reversal abcdefghij --temperature 2 --seed 7
 
-The symbols are written without spaces: lower-case letters, as many as the run
-was trained on. Fewer are allowed, but the model never saw so few.
+Write the symbols without spaces: lower-case letters, as many as the run was
+trained on. You may give fewer, but the model never saw shorter inputs.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateForm:
-    """What `headlab generate` asks for."""
+    """Arguments of `headlab generate`."""
 
     run: RunName
     prompt: Annotated[
@@ -39,7 +39,7 @@ class GenerateForm:
         tuple[str, ...],
         arg(
             metavar="HEAD",
-            help="Heads to leave out, such as L0H1 L1H3; shown below the whole model's answer.",
+            help="Heads to ablate, such as L0H1 L1H3; their answer is below the whole model's.",
             help_behavior_hint="(default: none)",
         ),
     ] = ()
@@ -51,7 +51,7 @@ class GenerateForm:
 
 
 def run_generate(arguments: list[str]) -> int:
-    """Print a prompt, what the run answers, and what is right."""
+    """Print a prompt, the run's answer, and the right answer."""
     form = fill_in(GenerateForm, arguments, command="generate", about=ABOUT)
     require_named(arguments, "--ablate", form.ablate, "L0H1")
     heads = parse_heads(form.ablate)
@@ -75,6 +75,8 @@ def run_generate(arguments: list[str]) -> int:
         facts.append((what, f"{''.join(task.vocab.decode(answer))} ({verdict})"))
     n_given, length = len(form.prompt), task.n_given
     if n_given < length:
-        facts.append(("note", f"trained on {length} symbols only; {n_given} are new ground to it"))
+        facts.append(
+            ("note", f"trained on {length} symbols only; it never saw inputs of {n_given}")
+        )
     say_facts([(label, one_line(text)) for label, text in facts])
     return 0

@@ -1,4 +1,4 @@
-"""`headlab importance`: a first-order preview of every ablation, and how far it can be trusted."""
+"""`headlab importance`: first-order estimates of every ablation, and how accurate they are."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = (
-    ("exact", "what the metric changes by without the head: one pass a head"),
-    ("estimate", "the same to first order (attribution patching): two passes for all heads"),
-    ("importance", "|d metric / d gate| (Michel et al. 2019), which has no sign"),
+    ("exact", "exact change of the metric without the head (one forward pass per head)"),
+    ("estimate", "the same to first order (attribution patching; two passes for all heads)"),
+    ("importance", "|d metric / d gate| (Michel et al. 2019); it has no sign"),
 )
 REDUCTIONS = (
-    ("example", "absolute value of each sequence, then the mean: the paper"),
-    ("token", "absolute value of each token: the authors' code"),
-    ("batch", "absolute value of the sum of all: sequences that disagree cancel"),
+    ("example", "mean of the absolute values of sequences (the paper)"),
+    ("token", "mean of the absolute values of tokens (the authors' code)"),
+    ("batch", "absolute value of the sum; sequences that disagree cancel"),
 )
 
 ABOUT = f"""
@@ -46,8 +46,9 @@ with exact ablations on this very model.
 
 {WHAT_THERE_IS}
 
-A model that answers everything right has no loss to lose, and no gradient: its
-margin is taken, the logit of the right token less the largest other one.
+A model that answers everything correctly has almost no loss and no gradient.
+The command then uses the margin: the logit of the right token minus the
+largest other logit.
 
 columns:
 {listed(COLUMNS)}
@@ -56,34 +57,37 @@ columns:
 {listed(REDUCTIONS)}
 
 --normalise layer makes heads of an idle layer look as important as those that
-work; look at both.
+work; compare both.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceForm(SubjectForm):
-    """What `headlab importance` asks for."""
+    """Arguments of `headlab importance`."""
 
     sequences: ScoredSequences = None
     metric: Annotated[
         Literal["auto", "loss", "margin"],
-        arg(help="What is to change; auto: the margin where 99 % of tokens are right, else loss."),
+        arg(
+            help="Metric to differentiate; auto: the margin if 99 % of tokens are right, else loss."
+        ),
     ] = "auto"
     reduce: Annotated[
-        Literal["example", "token", "batch"], arg(help="How absolute values are added, see above.")
+        Literal["example", "token", "batch"],
+        arg(help="How absolute values are averaged (see --reduce above)."),
     ] = "example"
     normalise: Annotated[
         Literal["none", "layer", "param"],
-        arg(help="What importance is divided by: nothing, its layer's, the head's parameters."),
+        arg(help="Divide importance by nothing, the layer's norm or the number of parameters."),
     ] = "none"
     exact: bool = True
-    """Ablate every head too, and say how far the estimates agree."""
+    """Ablate every head too, and show how well the estimates agree."""
     all_heads: bool = False
     """Show every head of a large model."""
 
 
 def run_importance(arguments: list[str]) -> int:
-    """Print first-order importance beside exact ablations, and write both where asked."""
+    """Print first-order importance beside exact ablations, and write both into --out."""
     form = fill_in(ImportanceForm, arguments, command="importance", about=ABOUT)
     form.check_numbers()
     out = None if form.out is None else check_out(form.out)
@@ -109,7 +113,7 @@ def run_importance(arguments: list[str]) -> int:
 def measured(
     form: ImportanceForm, subject: Subject, chosen: ScoredInput
 ) -> "dict[str, pd.DataFrame]":
-    """Return the tables by name; exact ablations only where they are asked for."""
+    """Return the tables by name; exact ablations only with --exact."""
     from probes.first_order.agreement import FirstOrderPlan, first_order_study
     from probes.first_order.importance import head_importance
     from probes.pruning.curves import metric_for
@@ -132,7 +136,7 @@ def measured(
             metric,
             plan=FirstOrderPlan(
                 reduce=form.reduce,
-                # What layers do to the ranks is always shown, if nothing else was asked for.
+                # The ranks normalised by layer are shown unless --normalise says otherwise.
                 normalise="layer" if form.normalise == "none" else form.normalise,
             ),
             seed=form.seed,

@@ -1,4 +1,4 @@
-"""`headlab probe`: what each head of a model does, and how sure that is."""
+"""`headlab probe`: what each head of a model does, and how certain the label is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from probes.reading.checked_sequences import CheckedSequences
 
-ABOUT = f"""Say what each head of a model does, and how sure that is.
+ABOUT = f"""Show what each head of a model does, and how certain the label is.
 
   headlab probe reversal
   headlab probe reversal --card L0H1
@@ -52,15 +52,15 @@ ABOUT = f"""Say what each head of a model does, and how sure that is.
 
 {WHAT_THERE_IS}
 
-A run is read on unseen sequences of its task, any other model on random tokens
-said twice, beside a control in which nothing is said twice; or give your own
-sequences. A label is given where the score stands clear of chance and of the
-next best explanation and, of duplicate, preceder and induction, of the control;
-the card of a head has all numbers.
+A run is read on unseen sequences of its task, any other model on repeated
+random tokens, with a control in which no token repeats; or give your own
+sequences. A head gets a label if its score is clearly above chance and above
+the next best class, and (for duplicate, preceder and induction) above the
+control. The card of a head shows all numbers.
 
-With --probes, the plain scores instead: the attention that a head puts on the
-probe's cells, the mean over the rows that the probe looks at. The last line,
-chance, is what a head that spreads evenly would score.
+With --probes, you see plain scores instead: the attention that a head puts on
+the probe's cells, averaged over the rows that the probe scores. The last line,
+chance, is the score of a head with uniform attention.
 
 probes:
 {listed([(entry.name, entry.summary) for entry in PROBES])}
@@ -77,16 +77,16 @@ ONE_MODEL = (
     "--repeated",
     "--seed",
 )
-"""Flags about one model and its sequences: a film has the run's own, at every checkpoint."""
+"""Flags about one model and its sequences; a film uses the run's own, at every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeForm(SubjectForm):
-    """What `headlab probe` asks for."""
+    """Arguments of `headlab probe`."""
 
     card: Annotated[
         str | None,
-        arg(metavar="HEAD", help="Show all that is known of one head.", help_behavior_hint=""),
+        arg(metavar="HEAD", help="Show everything about one head.", help_behavior_hint=""),
     ] = None
     all_heads: bool = False
     """Show every head of a large model, not only the top of each class."""
@@ -99,7 +99,7 @@ class ProbeForm(SubjectForm):
         ),
     ] = ()
     all_checkpoints: bool = False
-    """Show the scores at every checkpoint of a run, and where heads set in."""
+    """Show the scores at every checkpoint of a run, and when heads form."""
     sequences: Annotated[
         int | None,
         arg(
@@ -111,7 +111,7 @@ class ProbeForm(SubjectForm):
 
 
 def run_probe(arguments: list[str]) -> int:
-    """Print the labels of a model's heads, one head's card, scores or a film of them."""
+    """Print the labels of a model's heads, the card of one head, scores or a film."""
     form = fill_in(ProbeForm, arguments, command="probe", about=ABOUT)
     require_named(arguments, "--probes", form.probes, PROBES[0].name)
     choose_probes(form.probes or None, has_sources=True)
@@ -131,7 +131,7 @@ def run_probe(arguments: list[str]) -> int:
     if not subject.n_heads:
         if out is not None:
             require_some_heads(subject, form.what)
-        say(f"{subject.title}; every head was pruned, so there is none to look at")
+        say(f"{subject.title}; every head was pruned, so there is nothing to probe")
         return 0
     chosen = choose_input(
         subject,
@@ -160,23 +160,22 @@ def run_probe(arguments: list[str]) -> int:
 
 
 def the_head(label: str) -> tuple[int, int]:
-    """Return the one head that a card is asked of."""
+    """Return the one head that --card names."""
     head, *others = parse_heads((label,))
     if others:
-        raise ValueError(f"--card must name one head, got {quoted(label)}; ask for one at a time")
+        raise ValueError(f"--card must name one head, got {quoted(label)}; give one at a time")
     return head
 
 
 def require_sources(names: Sequence[str], chosen: Input) -> None:
-    """Raise ValueError if a probe is asked for that the sequences have no sources for."""
+    """Raise ValueError if a probe needs sources that the sequences do not have."""
     from lab.tasks.base import Batch
 
     wanting = [entry.name for entry in PROBES if entry.needs_sources and entry.name in names]
     if wanting and not isinstance(chosen.sequences, Batch):
         raise ValueError(
-            f"probe {wanting[0]} must be asked of the task of a run, which knows the sources of "
-            f"every answer, got {chosen.description}; leave it out, or give a run and no file of "
-            "ids"
+            f"probe {wanting[0]} needs a run's task, which knows the sources of every answer, "
+            f"got {chosen.description}; leave it out, or give a run and no file of ids"
         )
 
 
@@ -236,9 +235,9 @@ def inputs_of(chosen: Input, pairs: str | None) -> list[tuple[str, str]]:
 
 
 def film(form: ProbeForm, out: Path | None) -> int:
-    """Print the scores at every checkpoint of a run, and where heads set in."""
+    """Print the scores at every checkpoint of a run, and when heads form."""
     if not is_run(form.what):
-        raise ValueError(f"--all-checkpoints must be asked of a run, got {quoted(form.what)}")
+        raise ValueError(f"--all-checkpoints needs a run, got {quoted(form.what)}")
     run = open_run(form.what)
     from lab.runtime import pick_device
     from probes.film.frames import FILM_SEQUENCES, film_checkpoints, find_onsets, onset_rows
@@ -257,7 +256,7 @@ def film(form: ProbeForm, out: Path | None) -> int:
         if out is not None:
             opened = open_subject(form.what, checkpoint=None, device=form.device)
             require_some_heads(opened, form.what)
-        say(f"{run.name}: every head was pruned, so there is none to look at")
+        say(f"{run.name}: every head was pruned, so there is nothing to probe")
         return 0
     onsets = find_onsets(frame)
     frames = counted(frame["step"].nunique(), seen)

@@ -1,4 +1,4 @@
-"""`headlab prune`: a smaller model without some heads, certified; the curve of getting there."""
+"""`headlab prune`: a smaller model without some heads, its certificate and its curve."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 Heads = tuple[tuple[int, int], ...]
 
 ORDERS = (
-    ("greedy", "in each step the head whose ablation costs least, all of them tried"),
+    ("greedy", "at each step, the head whose ablation costs least (tries all heads)"),
     ("one-shot", "by first-order importance, scored once"),
-    ("iterative", "the same, scored anew after each step"),
-    ("learned", "by gates that a penalty closes"),
-    ("worst-first", "one-shot, reversed: how bad an order can be"),
-    ("random", "by the seed alone"),
+    ("iterative", "the same, scored again after each step"),
+    ("learned", "by gates trained with a penalty"),
+    ("worst-first", "one-shot, reversed: a bad order for comparison"),
+    ("random", "drawn with the seed"),
     ("oracle", "the best of all sets of each size, up to 9 heads"),
 )
 
 OF_ORDERS = ("--keep", "--order", "--curve", "--metric", "--normalise", "--random-orders")
-"""Flags that ask for an order, which heads that are named need not."""
+"""Flags about an order; they have no meaning with --heads."""
 
 TABLES = "pruning"
 """Folder of tables in that of a smaller model."""
 
 BY_SCORE = ("one-shot", "iterative", "worst-first")
-"""Orders by an importance, which --normalise divides."""
+"""Orders by first-order importance, which --normalise affects."""
 
 ABOUT = f"""
-Remove heads of a model for good: those that you name, or all but the --keep
-that an order leaves. The model that is read is left alone.
+Remove heads of a model permanently: the heads that you name, or all except the
+--keep heads that an order leaves. The original model is not changed.
 
   headlab prune reversal --heads L1H0 L1H1 L1H2 L1H3
   headlab prune reversal --order greedy --keep 3 --out small
@@ -59,27 +59,27 @@ that an order leaves. The model that is read is left alone.
 
 {WHAT_THERE_IS}
 
-orders, found on sequences that nothing is reported on:
+orders, chosen on sequences that are not used for reporting:
 {listed(ORDERS)}
 
-The new model has fewer weights, needs less memory to generate and gives the
-answers of the old one with these heads ablated. That is checked: it is written,
-read back and compared before it gets its name; parity.json beside its weights
-says how close they are, with --fine-tune of the weights before that training.
-Heads keep their names: L1H3 stays L1H3, also when the
-new model is pruned again.
+The new model has fewer weights and needs less memory for generation. Its
+answers are those of the original with these heads ablated. The command checks
+this: it writes the model, reads it back and compares it. parity.json reports
+the differences (with --fine-tune, before that training). Heads keep their ids:
+L1H3 stays L1H3, even after another pruning.
 
-What the heads that are left did and do is shown, of a model of up to 100 heads.
+For models of up to 100 heads, the command shows what the remaining heads did
+before and do now.
 
 With --curve, every step of the order is measured on held-out sequences, beside
-random orders: how many heads can go at 1 % and at 5 %? An interrupted command
-goes on where it stopped when it is given again.
+random orders: how many heads can be removed at a loss of 1 % and 5 %? An
+interrupted command resumes when you run it again.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneForm(SubjectForm):
-    """What `headlab prune` asks for."""
+    """Arguments of `headlab prune`."""
 
     sequences: Annotated[
         int | None,
@@ -99,7 +99,7 @@ class PruneForm(SubjectForm):
     ] = ()
     order: Annotated[
         Literal["greedy", "one-shot", "iterative", "learned", "worst-first", "random", "oracle"],
-        arg(help="Which heads go first, see above."),
+        arg(help="Order of removal (see above)."),
     ] = "greedy"
     keep: Annotated[
         int | None,
@@ -111,33 +111,33 @@ class PruneForm(SubjectForm):
     metric: Annotated[
         Literal["auto", "loss", "token_accuracy", "exact_match", "margin"],
         arg(
-            help="What is to suffer least; auto: the margin where 99 % of tokens are right, "
+            help="Metric to preserve; auto: the margin if at least 99 % of tokens are right, "
             "else the loss."
         ),
     ] = "auto"
     normalise: Annotated[
         Literal["none", "layer", "param"],
-        arg(help="What first-order importance is divided by: nothing, its layer's, parameters."),
+        arg(help="Divide first-order importance by nothing, the layer's norm or parameters."),
     ] = "none"
     mode: Annotated[
         Literal["zero", "mean"],
-        arg(help="What stands for a removed head: nothing, or its mean output as a constant."),
+        arg(help="What replaces a removed head: zeros, or its mean output as a constant."),
     ] = "zero"
     fine_tune: Annotated[
-        int, arg(metavar="STEPS", help="Train the smaller run on for so many steps.")
+        int, arg(metavar="STEPS", help="Train the pruned model for this many more steps.")
     ] = 0
     out: Annotated[
         str | None,
         arg(
             metavar="RUN|DIR",
-            help="Name of the new run, or a new folder; of a curve alone, the folder of tables.",
+            help="Name of the new run, or a new folder; for a curve, the folder of its tables.",
             help_behavior_hint="(default: WHAT-pruned, or WHAT-pruned-2 and so on, of a run)",
         ),
     ] = None
 
 
 def run_prune(arguments: list[str]) -> int:
-    """Write a smaller model with its certificate, and print how it came about."""
+    """Write a smaller model with its certificate, and print the curve."""
     form = fill_in(PruneForm, arguments, command="prune", about=ABOUT)
     heads = parse_heads(form.heads)
     check_request(form, arguments)
@@ -151,7 +151,7 @@ def run_prune(arguments: list[str]) -> int:
     if makes_model and out is None:
         out = default_place(subject)
     if form.fine_tune and subject.opened is None:
-        raise ValueError("--fine-tune must be asked of a run, whose task it trains on")
+        raise ValueError("--fine-tune needs a run, whose task it trains on")
     chosen = split_input(subject, form)
     reference = folded_mean(subject, chosen) if form.mode == "mean" else None
     asked = (dataclasses.replace(form, out=None), subject.facts, chosen.digest)
@@ -171,7 +171,7 @@ def run_prune(arguments: list[str]) -> int:
             tables |= write_model(
                 subject, heads, out, chosen, how, fine_tune=form.fine_tune, seed=form.seed
             )
-        if not form.curve:  # what an order was found by is not what was asked for
+        if not form.curve:  # without --curve, the tables of the order are not results
             tables = {name: tables[name] for name in tables if name == "survivors"}
         if tables and out is not None:
             told = {"model": subject.title, **subject.facts, **dict(chosen.facts)}
@@ -188,27 +188,23 @@ def run_prune(arguments: list[str]) -> int:
 
 
 def check_request(form: PruneForm, arguments: list[str]) -> None:
-    """Raise ValueError unless it is clear what is to be done."""
+    """Raise ValueError for flags that contradict each other or are missing."""
     form.check_numbers()
     require_whole("--random-orders", form.random_orders, 0)
     require_whole("--fine-tune", form.fine_tune, 0)
     if gives(arguments, "--heads"):
         if not form.heads:
-            raise ValueError("--heads must name at least one head, got none; write L0H1, say")
+            raise ValueError("--heads needs at least one value, got none; write --heads L0H1")
         refuse_beside(arguments, "--heads", OF_ORDERS)
     elif form.keep is None and not form.curve:
-        raise ValueError(
-            "what goes must be given, got nothing; name --heads, or how many to --keep, or look at "
-            "the --curve first"
-        )
+        raise ValueError("one of --heads, --keep and --curve must be given, got none")
     if not form.curve and gives(arguments, "--random-orders"):
         raise ValueError("--random-orders must be left out without --curve; give both or neither")
     if form.curve and form.order == "random":
         require_whole("--random-orders", form.random_orders, 1)
     if form.order not in BY_SCORE and gives(arguments, "--normalise"):
         raise ValueError(
-            f"--normalise must be left out with --order {form.order}, which has no importance to "
-            f"divide; take one of {', '.join(BY_SCORE)}"
+            f"--normalise has no effect with --order {form.order}; use one of {', '.join(BY_SCORE)}"
         )
 
 
@@ -228,7 +224,7 @@ def orders(
     reference: "Reference | None",
     execution: "Execution",
 ) -> "dict[str, pd.DataFrame]":
-    """Return the curve of an order, or as much of it as --keep needs, and what it says."""
+    """Return the tables of an order: its curve (up to --keep without --curve) and summaries."""
     from probes.pruning.curves import pruning_curve, random_band
     from probes.pruning.plan import PruningPlan, curve_steps
     from probes.report.causes import heads_to_spare
@@ -261,7 +257,7 @@ def orders(
 
 
 def removed_at(curve: "pd.DataFrame", form: PruneForm) -> Heads:
-    """Return the heads that the order removes until --keep are left."""
+    """Return the heads that the order removes until --keep remain."""
     own = curve[(curve["order"] == form.order) & (curve["n_kept"] >= form.keep)]
     first = own[own["metric"] == own["metric"].iloc[0]]
     first = first[first["seed"].isna() | (first["seed"] == form.seed)]
@@ -269,7 +265,7 @@ def removed_at(curve: "pd.DataFrame", form: PruneForm) -> Heads:
 
 
 def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]", *, text: bool) -> None:
-    """Print the curve of the order, and how many heads can go."""
+    """Print the curve of the order, and how many heads can be removed."""
     from probes.tables import json_rows
 
     curve = tables["pruning"]
@@ -280,13 +276,13 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]", *, text: bool
     say_curve(own, [row for row in band if row["metric"] == metric], text=text)
     if shared := curve.attrs["shared_sequences"]:
         say()
-        say(f"{counted(shared, 'held-out sequence')} also among those that it was chosen on")
+        say(f"{counted(shared, 'held-out sequence')} also among those that the order was chosen on")
     say()
     say_removable(json_rows(tables["removable"]))
 
 
 def drawn(tables: "dict[str, pd.DataFrame]", *, text: bool) -> "dict[str, Figure]":
-    """Draw the curve, if there is one; the loss of text as perplexity."""
+    """Draw the curve, if there is one; for text, the loss as perplexity."""
     if "pruning" not in tables:
         return {}
     from probes.plots import plot_pruning_curve

@@ -15,8 +15,8 @@ REPORT = "report.html"
 
 
 ABOUT = """
-Write what the probes say about a run: tables (CSV, Parquet, JSON), figures,
-and one HTML page that needs nothing else.
+Write all probe results for a run: tables (CSV, Parquet, JSON), figures and one
+self-contained HTML page.
 
   headlab report reversal
   headlab report reversal --out reversal-report
@@ -25,7 +25,7 @@ and one HTML page that needs nothing else.
 
 @dataclass(frozen=True, kw_only=True)
 class ReportForm:
-    """What `headlab report` asks for."""
+    """Arguments of `headlab report`."""
 
     run: RunName
     out: Annotated[
@@ -39,7 +39,7 @@ class ReportForm:
 
 
 def run_report(arguments: list[str]) -> int:
-    """Write the report of a run and say where it is."""
+    """Write the report of a run and print its path."""
     form = fill_in(ReportForm, arguments, command="report", about=ABOUT)
     run = open_run(form.run)
     out = None if form.out is None else check_out(form.out, new=False)

@@ -1,4 +1,4 @@
-"""`headlab runs`: what is in the home of runs. No torch."""
+"""`headlab runs`: list the runs. No torch."""
 
 import logging
 import math
@@ -26,21 +26,21 @@ logger = logging.getLogger(__name__)
 
 
 ABOUT = """
-List the runs: what each was trained on, for how long, how well it answers.
+List the runs with their task, number of steps and accuracy.
 
   exact-match  share of unseen sequences whose whole answer is right, at the end
-  resumable    whether the checkpoints hold all that training needs to go on,
-               or the weights only
+  resumable    whether training can resume from the checkpoints (they may hold
+               weights only)
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsForm:
-    """What `headlab runs` asks for: nothing."""
+    """Arguments of `headlab runs`: there are none."""
 
 
 def run_runs(arguments: list[str]) -> int:
-    """List the complete runs, then those that stopped before their end."""
+    """List the complete runs, then the unfinished ones."""
     fill_in(RunsForm, arguments, command="runs", about=ABOUT)
     home = runs_home()
     runs = list_runs(home)
@@ -54,7 +54,7 @@ def run_runs(arguments: list[str]) -> int:
         if can_go_on(home / name):
             say(f"{one_line(name)} stopped at step {grouped(step)}: headlab train --resume {name}")
         else:
-            say(f"{one_line(name)} has lost its {MANIFEST}: restore the folder from a copy")
+            say(f"{one_line(name)} has no {MANIFEST}: restore the folder from a copy")
     return 0
 
 
@@ -85,7 +85,7 @@ def exact_match_text(run: Run) -> str:
 
 
 def is_resumable(run: Run) -> bool:
-    """Tell whether the last checkpoint has what training needs to go on."""
+    """Return whether the last checkpoint has what training needs to go on."""
     if not run.steps:
         return False
     return f"{CHECKPOINTS}/{step_name(run.steps[-1])}/{OPTIMIZER}" in run.files

@@ -1,4 +1,4 @@
-"""What commands that look into a model ask for in the same words: which model, which sequences."""
+"""Arguments of commands that read a model: which model, which sequences."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
     from probes.reading.prompt_files import FileKind
 
 WHAT_THERE_IS = f"""\
-WHAT is a run, a model that others trained ({", ".join(KNOWN)}),
+WHAT is a run, a pretrained model ({", ".join(KNOWN)}),
 a folder that save_pretrained or headlab wrote, or a GGUF file."""
-"""The sentence of a help text that says what WHAT may be."""
+"""The sentence of a help text about WHAT."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelForm:
-    """A model, and where what is found goes."""
+    """A model, and the folder for results."""
 
-    what: Annotated[Positional[str], arg(metavar="WHAT", help="What to look into, see above.")]
+    what: Annotated[Positional[str], arg(metavar="WHAT", help="The model to read (see above).")]
     checkpoint: CheckpointStep = None
     sequences: int | None = None
-    """Sequences to read the model on; a command says how many it takes by itself."""
-    seed: Annotated[int, arg(metavar="N", help="Seed of what is drawn.")] = 0
+    """Sequences to read the model on; each command has its own default."""
+    seed: Annotated[int, arg(metavar="N", help="Seed of everything that is drawn.")] = 0
     out: Annotated[
         str | None,
         arg(
             metavar="DIR",
-            help="Also write what is found into this new folder: CSV, Parquet and JSON.",
+            help="Also write the results into this new folder: CSV, Parquet and JSON.",
             help_behavior_hint="",
         ),
     ] = None
     device: Device = "auto"
 
     def check_numbers(self) -> None:
-        """Raise ValueError for a number that cannot be; before anything is opened."""
+        """Raise ValueError for an invalid number, before anything is opened."""
         if self.sequences is not None:
             require_whole("--sequences", self.sequences, 1)
         require_whole("--seed", self.seed, 0)
@@ -53,7 +53,7 @@ class SubjectForm(ModelForm):
         Path | None,
         arg(
             metavar="FILE",
-            help="Read the model on these prompts, one a line; of a run, the symbols of its task.",
+            help="Read the model on these prompts, one per line; for a run, symbols of its task.",
             help_behavior_hint="",
         ),
     ] = None
@@ -74,7 +74,7 @@ class SubjectForm(ModelForm):
         ),
     ] = None
     repeated: bool = False
-    """Read a run on random tokens said twice, as models that are no run are."""
+    """Read a run on repeated random tokens, as other models are read."""
 
     @property
     def files(self) -> "dict[FileKind, Path]":

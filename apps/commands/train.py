@@ -1,4 +1,4 @@
-"""`headlab train`: a preset and its flags, or a run to go on with, into a run folder."""
+"""`headlab train`: a preset and its flags, or a run to resume, into a run folder."""
 
 import dataclasses
 import os
@@ -31,8 +31,8 @@ ABOUT = f"""Train a model into a new run folder.
   headlab train reversal --name film --probe-every 10
 
 A preset is a whole configuration; the flags change parts of it. A task without
-a preset trains with what all presets share. Ctrl-C keeps what was learned, and
---resume goes on from there. With several processes:
+a preset trains with the defaults of all presets. Ctrl-C saves a checkpoint, and
+--resume resumes from it. With several processes:
 
   torchrun --nproc-per-node 2 -m apps.cli train reversal --name wide
 
@@ -56,12 +56,12 @@ class UncheckedModel(ModelConfig):
     """No flag: pruning sets it, never a person."""
 
     def __post_init__(self) -> None:
-        """Check nothing: the parser would frame what a nested config says about its values."""
+        """Skip the checks: the parser would wrap the error messages of a nested config."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainForm:
-    """What `headlab train` asks for."""
+    """Arguments of `headlab train`."""
 
     preset: Annotated[
         Positional[str | None],
@@ -77,18 +77,18 @@ class TrainForm:
     ] = None
     resume: Annotated[
         str | None,
-        arg(metavar="RUN", help="Go on with this run instead.", help_behavior_hint=""),
+        arg(metavar="RUN", help="Resume this run instead.", help_behavior_hint=""),
     ] = None
     probe_every: Annotated[
         int | None,
         arg(
             metavar="STEPS",
-            help="Score all heads every so many steps, into film.csv and film.parquet of the run.",
-            help_behavior_hint="(default: a run that is gone on with keeps its film)",
+            help="Score all heads every STEPS steps; write film.csv and film.parquet into the run.",
+            help_behavior_hint="(default: a resumed run keeps its film)",
         ),
     ] = None
     report: bool = True
-    """Write the report of the run when it is trained."""
+    """Write the report of the run after training."""
     config: Annotated[TrainConfig, arg(name="")]
 
 
@@ -107,14 +107,14 @@ def run_train(arguments: list[str]) -> int:
 
 
 def film_settings(every: int | None, resumed: Path | None) -> "FilmSettings | None":
-    """Return what is filmed of a run: what was asked for or, of a run gone on with, its own.
+    """Return the settings of the film: those of --probe-every, or those of a resumed run.
 
     Args:
-        every: What --probe-every says; None: nothing.
-        resumed: The folder of a run to go on with; None: the run is new.
+        every: The value of --probe-every; None: not given.
+        resumed: The folder of the run to resume; None: the run is new.
 
     Raises:
-        ValueError: Not a number of steps, or another one than the run's.
+        ValueError: Not a number of steps, or not that of the resumed run.
     """
     if every is not None:
         require_whole("--probe-every", every, 1)
@@ -127,8 +127,8 @@ def film_settings(every: int | None, resumed: Path | None) -> "FilmSettings | No
         return None if every is None else FilmSettings(every=every)
     if every not in (None, begun.every):
         raise ValueError(
-            f"--probe-every must be the run's own to go on with it, got {every} where its film has "
-            f"{begun.every}; leave it out"
+            f"--probe-every must be {begun.every}, as in the film of the run, to resume it, "
+            f"got {every}; leave it out"
         )
     return begun
 
@@ -152,7 +152,7 @@ def read_form(arguments: Sequence[str]) -> tuple[TrainForm, Path]:
     else:
         raise ValueError(
             "preset must be named, got none; try `headlab train reversal`, "
-            "or `headlab train --resume RUN` to go on with a run"
+            "or `headlab train --resume RUN` to resume a run"
         )
     default = TrainForm(config=unchecked(base))
     form = fill_in(TrainForm, arguments, command="train", about=ABOUT, default=default)
@@ -179,7 +179,7 @@ def unchecked(config: TrainConfig) -> TrainConfig:
 
 
 def checked(config: TrainConfig) -> TrainConfig:
-    """Return the config that the parser has filled in, or say what is wrong with it."""
+    """Return the config that the parser has filled in, with the checks of its model."""
     model = ModelConfig(**dataclasses.asdict(config.model))
     return dataclasses.replace(config, model=model)
 
@@ -194,14 +194,14 @@ def run_to_resume(name: str) -> Run:
 
 
 def with_one_seed(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
-    """Return the config with --seed for the weights too, unless they were given their own."""
+    """Return the config with --seed for the weights too, unless --model.seed is given."""
     if not gives(arguments, "--seed") or gives(arguments, "--model.seed"):
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, seed=config.seed))
 
 
 def with_room_for_task(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
-    """Return the config with a model that fits the task, where the arguments leave that open."""
+    """Return the config with d_vocab and n_ctx that fit the task, unless they are given."""
     changed = ("--task", "--length", "--n-symbols")
     if not any(gives(arguments, flag) for flag in changed):
         return config
@@ -217,7 +217,7 @@ def with_room_for_task(config: TrainConfig, arguments: Sequence[str]) -> TrainCo
 
 
 def free_name(preset: str) -> str:
-    """Return the preset's name, or with the first number that makes it new."""
+    """Return the preset's name, with a number if it is taken."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ValueError(
             "--name must be given when several processes train, got none; add --name RUN"

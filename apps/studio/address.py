@@ -1,6 +1,6 @@
-"""What the address says: pure functions between its words and heads, and what is wrong with it.
+"""The address: pure functions that translate it, and the errors in it.
 
-No Streamlit, no torch. The address is the only state of the studio; a chart is a view of it.
+No Streamlit, no torch. The address is the only state of the studio; charts show it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ KEYS: tuple[str, ...] = (
     "click",
     "place",
 )
-"""What an address may say; `abl` as often as there are heads, the others once."""
+"""Keys of an address; `abl` may be repeated, the others may not."""
 
 MEANT = {
     "step": "ckpt",
@@ -46,18 +46,18 @@ MEANT = {
     "probes": "metric",
     "layer": "head",
 }
-"""Keys that people try, and the ones that they mean."""
+"""Keys that users may try, and the right ones."""
 
 HOTTEST = 5.0
 """Largest temperature that the studio offers."""
 
 LONGEST_QUOTE = 60
-"""Characters of a foreign value that a message repeats."""
+"""Longest part of a foreign value that a message quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One state of the address, every part of it known to exist."""
+    """One valid state of the address."""
 
     run: Run
     step: int
@@ -65,48 +65,48 @@ class View:
     ablated: tuple[str, ...] = ()
     """Labels of the ablated heads, in the order of the model."""
     mode: Mode = "zero"
-    """What replaces an ablated head."""
+    """What replaces an ablated head's output."""
     gate: float = 0.0
-    """How much of its own output an ablated head keeps; 0 removes it whole."""
+    """Share of its own output that an ablated head keeps; 0 removes it."""
     prompt: str = ""
-    """What the person typed; empty: the run's own example."""
+    """The user's prompt; empty: the run's own example."""
     temperature: float = 0.0
-    """At which answers are drawn; 0 takes the most probable symbol."""
+    """Temperature of answers; 0 takes the most probable symbol."""
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What every number of this checkpoint depends on, as a key for caches.
+        """The digests of config and weights: the key of a checkpoint's cached numbers.
 
-        Weights alone are not enough: two runs of one seed share their first checkpoint and may ask
-        other questions of it.
+        Weights alone are not enough: two runs of one seed share their first checkpoint, but
+        may have different tasks.
         """
         files = self.run.files
         return files[CONFIG].sha256, files[weights_name(self.step)].sha256
 
     @property
     def how(self) -> str:
-        """What ablation means here, in a word or three."""
+        """The mode and the gate, in a few words."""
         return f"{self.mode}, gate {self.gate:g}" if self.gate else self.mode
 
 
 def weights_name(step: int) -> str:
-    """Return how a run's manifest calls the weights of a checkpoint."""
+    """Return the name of a checkpoint's weights in the run's manifest."""
     return f"{CHECKPOINTS}/{step_name(step)}/{WEIGHTS}"
 
 
 def all_steps(run: Run) -> list[int]:
-    """Return the steps whose checkpoint the run's manifest vouches for, the last one first."""
+    """Return the steps whose checkpoint is in the run's manifest, the last one first."""
     return [step for step in reversed(run.steps) if weights_name(step) in run.files]
 
 
 def all_heads(run: Run) -> list[str]:
-    """Return the labels of the heads that a run's model has, layer by layer."""
+    """Return the labels of the heads of a run's model, layer by layer."""
     model = run.config.model
     return [head_label(a, b) for a in range(model.n_layers) for b in model.heads_of(a)]
 
 
 def toggle(ablated: Iterable[str], clicked: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Return the ablated heads after a click: each clicked head changes sides.
+    """Return the ablated heads after a click, which toggles each clicked head.
 
     >>> toggle(["L0H1"], ["L0H0"], ["L0H0", "L0H1"])
     ['L0H0', 'L0H1']
@@ -118,7 +118,7 @@ def toggle(ablated: Iterable[str], clicked: Iterable[str], known: Sequence[str])
 
 
 def clicked_heads(event: object, known: Sequence[str]) -> list[str]:
-    """Return the known heads in a chart's selection; whatever else a browser sends is dropped."""
+    """Return the known heads in a chart's selection; ignore everything else."""
     selection = event.get("selection") if isinstance(event, Mapping) else None
     points = selection.get("pick") if isinstance(selection, Mapping) else None
     names = [
@@ -130,7 +130,7 @@ def clicked_heads(event: object, known: Sequence[str]) -> list[str]:
 
 
 def key_complaints(asked: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return one line for each key of the address that says nothing here, or says it twice.
+    """Return one line for each unknown or repeated key of the address.
 
     >>> key_complaints({"heads": ["L0H1"], "run": ["tiny"]})[0].partition("; ")[0]
     "unknown key 'heads'"
@@ -145,18 +145,18 @@ def key_complaints(asked: Mapping[str, Sequence[str]]) -> list[str]:
             lines.append(line)
         elif key != "abl" and len(values) > 1:
             given = ", ".join(ascii(quoted(value)) for value in values)
-            counts = "first" if key == "mode" else "last"  # as the widgets have it
+            counts = "first" if key == "mode" else "last"  # as in the widgets
             lines.append(f"key {key!r} must be given once, got {given}; the {counts} one counts")
     return lines
 
 
 def click_complaints(asked: Sequence[str]) -> list[str]:
-    """Return one line if the address says neither true nor false of what a click does."""
+    """Return one line if the value of `click` is neither true nor false."""
     return complaints("value of 'click'", (value.lower() for value in asked), ("true", "false"))
 
 
 def place_complaints(asked: Sequence[str], last: int) -> list[str]:
-    """Return one line if the address gives a place that the answer does not have.
+    """Return one line if the answer does not have the address's place.
 
     >>> place_complaints(["9"], 4)
     ["place must be a whole number from 1 to 4, got '9'; 1 is used"]
@@ -173,10 +173,10 @@ def complaints(
     """Return one line for each value of the address that does not exist.
 
     Args:
-        kind: What the values name, for people.
+        kind: The kind of the values, for the message.
         asked: Values as the address has them.
         known: Values that exist.
-        many: Whether several are allowed; else only the last one counts, as the widgets have it.
+        many: Whether several are allowed; else only the last one counts, as in the widgets.
     """
     values = list(dict.fromkeys(asked))
     return [
@@ -187,7 +187,7 @@ def complaints(
 
 
 def number_complaints(name: str, asked: Iterable[str], highest: float) -> list[str]:
-    """Return one line if the address gives no number where one belongs.
+    """Return one line if the address gives an invalid number.
 
     >>> number_complaints("temperature", ["nan"], HOTTEST)
     ["temperature must be a number from 0 to 5, got 'nan'; 0 is used"]
@@ -205,5 +205,5 @@ def number_complaints(name: str, asked: Iterable[str], highest: float) -> list[s
 
 
 def quoted(value: str) -> str:
-    """Return a foreign value short enough to repeat."""
+    """Return a foreign value, shortened."""
     return value if len(value) <= LONGEST_QUOTE else value[: LONGEST_QUOTE - 3] + "..."

@@ -1,6 +1,6 @@
 """Entry script of the studio: the widgets that hold the address, then the page.
 
-Started by `headlab app`; see launch.py for the options that it needs.
+`headlab app` starts it; see launch.py for its options.
 """
 
 import sys
@@ -50,7 +50,7 @@ def main() -> None:
         if scene is not None:
             st.session_state["scene"] = scene
             page.run()
-    except Exception as error:  # whatever it was, a page's trouble is one line on the screen
+    except Exception as error:  # any error of a page becomes one line on the screen
         widgets.failure(error)
 
 

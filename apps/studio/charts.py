@@ -1,7 +1,7 @@
 """The studio's charts: plain data in, Altair chart out. No Streamlit, and no number is computed.
 
-Every scale is fixed, so that two charts can be compared; what is ablated or wrong differs in shape
-as well as in colour. Tokens are data of a chart, never part of an expression or of markdown.
+Every scale is fixed, so that two charts can be compared. Ablated and wrong items differ in shape as
+well as in colour. Tokens are data of a chart, never part of an expression or of markdown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def head_grid(
     title: str,
     labels: Mapping[str, str] = NO_LABELS,
 ) -> alt.LayerChart:
-    """Draw a cell a head: y is the layer, x the head, colour the score on a fixed scale.
+    """Draw a cell per head: y is the layer, x the head, colour the score on a fixed scale.
 
     Args:
         scores: Rows with layer, head and score (None where it has no meaning).
@@ -89,8 +89,8 @@ def head_grid(
         chosen: Label of the head whose map is shown; it is framed. None: no frame.
         low: Score of the palest colour.
         high: Score of the darkest colour.
-        title: What the score is called.
-        labels: What each head is called, by the head's own label; it is written below the score.
+        title: Name of the score.
+        labels: Label of each head by its id; it is written below the score.
     """
     rows = []
     for row in scores:
@@ -173,7 +173,7 @@ def head_grid(
 
 
 def written(base: alt.Chart, field: str, *, size: int, dy: int, tooltip: list[Any]) -> list[Any]:
-    """Return the words of a column of a head grid; on a cross they have a halo of their own."""
+    """Return the texts of a head grid; on a cross they have a halo."""
     bold = 600 if size > WORD_SIZE else 400
     words = base.mark_text(fontSize=size, fontWeight=bold, dy=dy, cursor="pointer")
     ink = alt.condition("datum.dark && datum.state == 'intact'", alt.value("white"), alt.value(INK))
@@ -189,9 +189,9 @@ def written(base: alt.Chart, field: str, *, size: int, dy: int, tooltip: list[An
 def attention_map(
     pattern: Sequence[Sequence[float]], tokens: Sequence[str], *, high: float = 1.0, size: int = 460
 ) -> alt.Chart:
-    """Draw one head's attention: a row is where it looks from, a column where it looks to.
+    """Draw one head's attention: a row per query, a column per key.
 
-    Cells above the diagonal are left out: a causal head cannot see them.
+    Cells above the diagonal are left out, because a causal head cannot attend to them.
 
     Args:
         pattern: Weights of each query row, 0 .. high.
@@ -222,14 +222,14 @@ def attention_map(
             x=alt.X(
                 "key:N",
                 sort=labels,
-                title="key: where it looks",
+                title="key: attended to",
                 scale=alt.Scale(domain=labels),
                 axis=alt.Axis(labelAngle=0 if lying else -90, orient="bottom", **axis),
             ),
             y=alt.Y(
                 "query:N",
                 sort=labels,
-                title="query: where it looks from",
+                title="query: attends from",
                 scale=alt.Scale(domain=labels),
                 axis=alt.Axis(**axis),
             ),
@@ -238,7 +238,7 @@ def attention_map(
                 title=None,
                 scale=alt.Scale(domain=[0, 1], range=list(RAMP), clamp=True),
                 legend=alt.Legend(
-                    orient="top-right",  # where a causal head has no cells
+                    orient="top-right",  # a causal head has no cells there
                     gradientLength=size * 0.4,
                     values=[0, 0.25, 0.5, 0.75, 1],
                     format=".2f",
@@ -255,7 +255,7 @@ def attention_map(
 
 
 def answer_strip(rows: Mapping[str, Sequence[str]], expected: Sequence[str]) -> alt.LayerChart:
-    """Draw answers symbol by symbol below each other; what differs is filled and underlined.
+    """Draw answers symbol by symbol below each other; wrong symbols are filled and underlined.
 
     Args:
         rows: Symbols of each answer, by its name, in the order of the picture.
@@ -313,8 +313,8 @@ def token_bars(rows: Sequence[Mapping[str, Any]], kind: str, expected: str) -> a
     """Draw the probabilities of the next token as bars from 0 to 1; the right one is marked.
 
     Args:
-        rows: token, baseline and gated; their order is the order of the bars.
-        kind: baseline or ablated: which of the two is drawn.
+        rows: token, baseline and gated, in the order of the bars.
+        kind: Which of the two to draw: baseline or ablated.
         expected: The right token.
     """
     column = "baseline" if kind == "baseline" else "gated"
@@ -345,6 +345,6 @@ def token_bars(rows: Sequence[Mapping[str, Any]], kind: str, expected: str) -> a
     bars = base.mark_bar(cornerRadiusEnd=3, color=colour).encode(
         opacity=alt.condition("datum.right", alt.value(1.0), alt.value(0.45))
     )
-    # Close to 1 there is no room behind the bar.
+    # Near 1 there is no room after the bar.
     texts = base.mark_text(fontSize=13, align="left", dx=5, color=INK).encode(text="text:N")
     return styled(alt.layer(bars, texts), 380, 24 * len(rows))

@@ -1,6 +1,6 @@
-"""What ablations and prunings do to a view's model, asked of `probes` and cached.
+"""Effects of ablation and pruning on a view's model, measured by `probes` and cached.
 
-No number is computed here. What takes long tells how far it is, and may be given up at any step.
+No number is computed here. Long work reports its progress and may stop at any step.
 """
 
 from collections.abc import Callable
@@ -26,19 +26,19 @@ Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 CURVE_SEQUENCES = 100
-"""Sequences that a pruning curve is found on, and as many others that it shows: as in a report."""
+"""Sequences for selection, and for held-out results, of a pruning curve; as in a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What a view's ablation does on unseen sequences, by metric."""
+    """The effect of a view's ablation on unseen sequences, by metric."""
 
     baseline: dict[str, float]
     """Numbers of the intact model, and n_sequences."""
     ablated: dict[str, float]
     """The same with the heads ablated."""
     change: dict[str, dict[str, float]]
-    """Of each metric delta, ci_low and ci_high: sequences are resampled."""
+    """For each metric: delta, ci_low and ci_high, from a bootstrap over sequences."""
 
 
 def intact_numbers(view: View) -> dict[str, float]:
@@ -55,11 +55,11 @@ def evaluated(identity: Identity, _view: View) -> dict[str, float]:
 
 
 def effect(view: View, *, constant: bool = False) -> Effect:
-    """Return what the view's ablation does, on the sequences that training evaluated on.
+    """Return the effect of the view's ablation on the sequences that training evaluated on.
 
     Args:
         view: The view, with at least one ablated head.
-        constant: Whether a mean is one over all positions, as a pruned model has it.
+        constant: Whether the mean is over all positions, as in a pruned model.
     """
     return swept(view.identity, view.ablated, view.mode, view.gate, constant, view)
 
@@ -94,12 +94,12 @@ def swept(
 
 
 def joint_key(view: View) -> tuple[Any, ...]:
-    """Return what the joint effect of a view's heads depends on."""
+    """Return the key of the joint effect of a view's heads."""
     return ("joint", view.identity, view.ablated, view.mode, view.gate)
 
 
 def joint_runs(view: View) -> int:
-    """Return how many ablated models the joint effect takes: alone, together, all but one."""
+    """Return the number of ablated models for the joint effect: alone, together, all but one."""
     from apps.scored_sequences import DONORS
 
     n = len(view.ablated)
@@ -108,9 +108,9 @@ def joint_runs(view: View) -> int:
 
 
 def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
-    """Return what the heads cost together and one by one: rows of the redundancy table.
+    """Return the effects of the heads together and one by one: rows of the redundancy table.
 
-    Measured on the sequences that `headlab ablate` takes.
+    They are measured on the sequences of `headlab ablate`.
     """
     from apps.opened_run import SEQUENCES
     from probes.ablation.redundancy import RedundancyPlan, head_redundancy
@@ -130,7 +130,7 @@ def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
 
 
 def curve_key(view: View) -> tuple[Any, ...]:
-    """Return what a pruning curve depends on."""
+    """Return the key of a pruning curve."""
     return ("curve", view.identity, view.mode)
 
 

@@ -1,7 +1,7 @@
-"""What several heads cost together and one by one: rows of the redundancy table in, words out.
+"""The effect of several heads together and one by one: rows of a table in, words out.
 
-No Streamlit, and no number is computed: `probes.ablation.redundancy` measures, and decides by
-intervals which head is redundant.
+No Streamlit, and no number is computed: `probes.ablation.redundancy` measures, and decides
+by intervals which head is redundant.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,25 +16,25 @@ Row = Mapping[str, Any]
 HEADER = ("without", "change of loss (nats)", "95 % interval", "after the others", "verdict")
 
 VERDICTS = (
-    ("redundant", "can go alone, but not with the others: redundant, not useless"),
-    ("needed", "{is} missed alone, too"),
-    ("useless", "can go, alone or with the others"),
-    ("unresolved", "{is} not decided: alone and last it can go, but not all sets were tried"),
+    ("redundant", "can be removed alone, but not with the others: redundant, not useless"),
+    ("needed", "{is} missed even alone"),
+    ("useless", "can be removed, alone or with the others"),
+    ("unresolved", "{is} undecided: removable alone and last, but not all combinations were tried"),
 )
-"""What is said of heads, by their verdict."""
+"""Sentences about heads, by their verdict."""
 
 RULE = (
-    "Missed: the loss rises by more than 0.01 nats, and the 95 % interval leaves out 0. After the "
-    "others: what the head changes where they are ablated already."
+    '"Missed" means that the loss rises by more than 0.01 nats and the 95 % interval excludes 0. '
+    '"After the others" is the change when the others are already ablated.'
 )
-"""How verdicts come about: TOLERANCES in probes.ablation.redundancy."""
+"""The rule for verdicts: TOLERANCES in probes.ablation.redundancy."""
 
 
 def joint_sentence(rows: Sequence[Row]) -> str:
-    """Say what the heads cost together beside the sum of the single effects, and which can go.
+    """Say what the heads cost together and one by one, and which can be removed.
 
     Args:
-        rows: Of one group of the redundancy table, its own row first.
+        rows: Rows of one group of the redundancy table, the row of the group first.
     """
     group, heads = rows[0], rows[1:]
     costs = (
@@ -43,7 +43,7 @@ def joint_sentence(rows: Sequence[Row]) -> str:
         f"one by one it adds up to {change(group['singles'])}."
     )
     if group["verdict"] == "useless" and all(row["verdict"] == "useless" for row in heads):
-        return f"{costs} They can all go: nothing is missed."
+        return f"{costs} All of them can be removed without loss."
     said = []
     for verdict, words in VERDICTS:
         names = [name_of(row) for row in heads if row["verdict"] == verdict]

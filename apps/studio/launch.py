@@ -1,4 +1,4 @@
-"""How the studio is started: its command line, its flags and its address. Standard library only."""
+"""How to start the studio: its command line, flags and address. Standard library only."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,11 @@ ENTRY = Path(__file__).resolve().with_name("app.py")
 HOST = "127.0.0.1"
 RUN_ARGUMENT = "--run="
 
-# Streamlit listens on every interface and reports usage by default, and a user's own files or
-# environment can undo the config.toml beside the entry script: flags cannot be undone.
+# Streamlit listens on every interface and reports usage by default. A user's own files or
+# environment can override a config.toml beside the entry script, but not flags.
 FLAGS: tuple[tuple[str, str], ...] = (
     ("server.address", HOST),
-    ("server.allowedHosts", HOST),  # refuses a foreign Host, as a rebound DNS name sends it
+    ("server.allowedHosts", HOST),  # rejects a foreign Host, as a rebound DNS name sends it
     ("server.allowedHosts", "localhost"),
     ("server.enableCORS", "true"),
     ("server.enableXsrfProtection", "true"),
@@ -33,7 +33,7 @@ def server_command(port: int, run: str | None = None) -> list[str]:
 
     Args:
         port: Port on 127.0.0.1.
-        run: Name of the run to show where the address names none; None: the first by name.
+        run: Name of the run to show if the address names none; None: the first by name.
     """
     options = [text for name, value in FLAGS for text in (f"--{name}", value)]
     command = [sys.executable, "-m", "streamlit", "run", str(ENTRY)]
@@ -52,6 +52,6 @@ def page_address(port: int, run: str | None = None) -> str:
 
 
 def run_argument(arguments: list[str]) -> str | None:
-    """Return the run that server_command put behind the entry script, if it did."""
+    """Return the run that server_command put after the entry script, if any."""
     names = [a.removeprefix(RUN_ARGUMENT) for a in arguments if a.startswith(RUN_ARGUMENT)]
     return names[-1] if names else None

@@ -1,7 +1,7 @@
-"""What the pages show, read or asked for: files of a run, and calls of lab and probes, cached.
+"""The data that pages show: files of a run, and cached results of lab and probes.
 
-No number is computed here, and torch is imported by the functions that need a model, never with
-this module: the first screen is drawn from files. Cached functions have small keys (digests,
+No number is computed here. Functions that need a model import torch; this module does not, because
+the first screen is drawn from files. Cached functions have small keys (digests,
 labels, texts); an argument with an underscore is no part of the key and must follow from the rest.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 FIRST_SCREEN = "first_screen.json"
 SCREEN_VERSION = 2
 PROBED_SEQUENCES = 500
-"""Sequences that probes look at, as many as in a report."""
+"""Sequences that probes read, as in a report."""
 
 Matrix = list[list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A model on one sequence: the maps of its heads, and the answer that it gives."""
+    """A model on one sequence: the maps of its heads, and its answer."""
 
     tokens: list[str]
     """Symbols of the whole sequence, prompt and right answer."""
@@ -43,12 +43,12 @@ class Reading:
     expected: list[str]
     """Symbols of the right answer."""
     answer: list[str]
-    """Symbols that the model generates, at the view's temperature."""
+    """Symbols that the model generates at the view's temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens:
-    """What may come next at each place of the right answer."""
+    """Probabilities of the next token at each place of the right answer."""
 
     expected: list[str]
     """The right symbol at each place."""
@@ -63,15 +63,15 @@ def all_runs() -> list[Run]:
 
 @st.cache_data(max_entries=4, ttl=3, show_spinner=False)
 def listed_runs(home: str) -> list[Run]:
-    """Return the complete runs of one folder, kept for seconds: a click costs no listing."""
+    """Return the complete runs of one folder, cached for seconds."""
     del home  # the key: list_runs looks in runs_home()
     return list_runs()
 
 
 def screen(view: View) -> dict[str, Any]:
-    """Return what the Heads page shows of a checkpoint before anything is ablated or typed.
+    """Return the data of the Heads page before any ablation or prompt.
 
-    It is read from the run's report where that is of this checkpoint, and measured otherwise.
+    It is read from the run's report if that is of this checkpoint, and measured otherwise.
     """
     entry = view.run.files.get(FIRST_SCREEN)
     if entry is not None:
@@ -83,10 +83,10 @@ def screen(view: View) -> dict[str, Any]:
 
 @st.cache_data(max_entries=16, show_spinner=False)
 def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
-    """Read first_screen.json once its bytes are those of the manifest.
+    """Read first_screen.json after a check against the manifest.
 
     Raises:
-        ValueError: It is damaged, or was written by a newer version.
+        ValueError: It is damaged or of a newer version.
     """
     data = read_json(_run.file(FIRST_SCREEN))
     version = data.get("schema_version")
@@ -99,7 +99,7 @@ def read_screen(sha256: str, _run: Run) -> dict[str, Any]:
 
 
 def reported_curve(view: View) -> "Curve | None":
-    """Return the pruning curve of the run's report; None: there is none of this view.
+    """Return the pruning curve of the run's report; None if it has none for this view.
 
     Raises:
         ValueError: A file is damaged.
@@ -115,7 +115,7 @@ def reported_curve(view: View) -> "Curve | None":
 
 @st.cache_data(max_entries=32, show_spinner="Measuring the heads")
 def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
-    """Measure what a report would have said of a checkpoint."""
+    """Measure the data that a report would have of a checkpoint."""
     from probes.attention.heads import score_heads
     from probes.attention.maps import LONGEST, sequence_maps
     from probes.labels.head_labels import label_heads
@@ -152,8 +152,8 @@ def export_pruned(view: View, name: str) -> dict[str, Any]:
         The name; the certificate; and the numbers of the gated model and of the one read back.
 
     Raises:
-        ValueError: The name is taken or none, or the two models differ: nothing is left.
-        OSError: The place cannot be written or is full: nothing is left.
+        ValueError: The name is taken or invalid, or the two models differ; nothing is written.
+        OSError: The folder cannot be written, or the disk is full; nothing is written.
     """
     from probes.pruning.pruned_run import export_pruned_run
 
@@ -179,7 +179,7 @@ def export_pruned(view: View, name: str) -> dict[str, Any]:
 
 
 def reading(view: View, text: str) -> Reading:
-    """Return what a view does with the symbols of a text.
+    """Return the maps and the answer of a view on a text.
 
     Raises:
         ValueError: The task cannot read the text.
@@ -226,9 +226,9 @@ def intact(view: View) -> View:
 
 
 def prompt_problem(run: Run, text: str) -> str | None:
-    """Return what keeps a run's task from reading a text, in one line; None: nothing does."""
+    """Return why a run's task cannot read a text, in one line; None if it can."""
     if not text:
-        return None  # no task is asked, so no torch is imported
+        return None  # without a task, so torch is not imported
     try:
         task_of(run).read(text)
     except ValueError as error:
@@ -237,7 +237,7 @@ def prompt_problem(run: Run, text: str) -> str | None:
 
 
 def maps(view: View, screen: Mapping[str, Any]) -> tuple[list[str], dict[str, Matrix], float]:
-    """Return the sequence on show, the heads' maps on it, and the value that means 1."""
+    """Return the shown sequence, the heads' maps on it, and the value that means 1."""
     if view.ablated or view.prompt:
         read = reading(view, text_on_show(view, screen))
         return read.tokens, read.maps, 1.0
@@ -249,7 +249,7 @@ def record(
     columns: list[tuple[str, str, dict[str, Any]]],
     answers: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """Return a comparison with all digits, and what it was measured on."""
+    """Return a comparison with all digits, and its model and view."""
     config_sha256, weights_sha256 = view.identity
     return {
         "run": view.run.name,
@@ -267,18 +267,18 @@ def record(
 
 
 def text_on_show(view: View, screen: Mapping[str, Any]) -> str:
-    """Return the symbols that the page is about: the person's prompt, or the run's example."""
+    """Return the symbols to read: the user's prompt, or the run's example."""
     return view.prompt or example_text(screen, view.run)
 
 
 def example_text(screen: Mapping[str, Any], run: Run) -> str:
-    """Return the symbols of the run's own example, as a person would type them."""
+    """Return the symbols of the run's own example, as a user would type them."""
     letters = [t for t in screen["sequence"]["tokens"] if t not in SPECIAL_SYMBOLS]
     return "".join(letters[: task_of(run).n_given])
 
 
 def next_tokens(view: View, text: str) -> NextTokens:
-    """Return what may come next at each place of the answer, with and without the ablation."""
+    """Return the next-token probabilities along the answer, with and without the ablation."""
     return read_next_tokens(view.identity, view.ablated, view.mode, view.gate, text, view)
 
 

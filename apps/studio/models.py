@@ -1,7 +1,7 @@
-"""What a view's numbers are made with: the model, its task, and what fills the gaps of its heads.
+"""The inputs of a view's numbers: the model, its task, and the fill of ablated heads.
 
-Torch is imported by the functions, never with this module. Models are shared by all sessions, and
-nobody may change one: an ablation is an argument of the forward pass.
+The functions import torch; this module does not. All sessions share the models, and no code may
+change one: an ablation is an argument of the forward pass.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ Identity = tuple[str, str]
 
 @st.cache_resource(max_entries=4, show_spinner="Loading the model")
 def weights(identity: Identity, _view: View) -> "HookedGPT":
-    """Return a checkpoint's model, shared by all sessions: nobody may change it."""
+    """Return a checkpoint's model; all sessions share it, so do not change it."""
     from lab.hooked_gpt import HookedGPT
 
     return HookedGPT.load(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
@@ -48,7 +48,7 @@ def unseen(run: Run) -> "Batch":
 
 
 def kept_for_filling(run: Run) -> "Batch":
-    """Return sequences that nothing is measured on, whose outputs fill the gaps of heads."""
+    """Return the sequences whose outputs replace a head's; nothing is measured on them."""
     return task_of(run).sample(REFERENCE_SEQUENCES, seed=run.config.seed, split="reference")
 
 
@@ -56,8 +56,7 @@ def kept_for_filling(run: Run) -> "Batch":
 def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
     """Return the mean of every head over the task's reference sequences.
 
-    A mean at each position is what a head says on average there; a constant one, over the positions
-    too, is what pruning can fold into a bias.
+    With `constant`, it is the mean over positions too, which pruning can fold into a bias.
     """
     from probes.ablation.table import mean_reference
 
@@ -67,7 +66,7 @@ def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def donors(identity: Identity, _view: View) -> "Donors":
-    """Return what every head writes on the sequences that `headlab ablate` resamples."""
+    """Return every head's output on the sequences that `headlab ablate` resamples."""
     from apps.scored_sequences import DONORS
     from probes.ablation.table import head_donors
 
@@ -75,7 +74,7 @@ def donors(identity: Identity, _view: View) -> "Donors":
 
 
 def ablation_of(view: View, *, constant: bool = False) -> "Ablation":
-    """Return what happens to the view's ablated heads, as the argument of a sweep."""
+    """Return the view's ablation as the argument of a sweep."""
     from probes.ablation.sweep import Ablation
 
     identity = view.identity
@@ -88,9 +87,9 @@ def ablation_of(view: View, *, constant: bool = False) -> "Ablation":
 
 
 def gates_of(view: View) -> "HeadGates | GateTensors | None":
-    """Return the view's ablation as the argument of forward; None where no head is ablated.
+    """Return the view's ablation as the argument of forward; None without ablated heads.
 
-    One pass has one fill: in mode resample it is the first donor.
+    One pass has one fill; in mode resample it is the first donor.
     """
     if not view.ablated:
         return None

@@ -1,6 +1,6 @@
 """Parts of pages that several pages show: the header, the grid, a head's map, numbers, answers.
 
-Each draws one thing where it is called; the order and the columns are the page's.
+Each draws one thing where it is called; the page decides the order and the columns.
 """
 
 import json
@@ -18,19 +18,19 @@ from probes.labels.evidence_card import card_facts, card_title
 from probes.number_text import decimals
 
 Columns = list[tuple[str, str, dict[str, Any]]]
-"""What each model is called, the class of its column, its numbers; and what changes."""
+"""For each model and for the change: title, class of the column, numbers."""
 
 AT_ONCE = 40
-"""Ablated models that are measured without being asked for; of more there is a button."""
+"""Measure up to this many ablated models at once; more need a click on a button."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a page is given to show."""
+    """Everything that a page shows."""
 
     view: View
     screen: Mapping[str, Any]
-    """What is known of the checkpoint before anything is ablated or typed."""
+    """Data of the checkpoint before any ablation or prompt."""
     head: str
     """The head whose map is shown."""
     probe: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Scene:
 
 
 def header(view: View, *, clicks_always_ablate: bool) -> Scene | None:
-    """Say what was found in the model and draw the toolbar; None where there is no head to show."""
+    """Draw the summary of the model and the toolbar; return None if it has no heads."""
     screen, heads = loaders.screen(view), all_heads(view.run)
     probes = {probe["name"]: probe for probe in screen["probes"]}
     widgets.unknown_in_address(
@@ -50,7 +50,7 @@ def header(view: View, *, clicks_always_ablate: bool) -> Scene | None:
         "notice_page",
     )
     facts(view, screen)
-    if not heads:  # which the sentence has said
+    if not heads:  # the sentence says so
         return None
     best = screen["best"]
     with st.container(key="toolbar", horizontal=True, vertical_alignment="bottom"):
@@ -81,7 +81,7 @@ def header(view: View, *, clicks_always_ablate: bool) -> Scene | None:
 
 
 def facts(view: View, screen: Mapping[str, Any]) -> None:
-    """Say in words which model this is and what was found in it."""
+    """Describe the model and its heads in words."""
     with st.container(key="sentence"):
         st.text(screen["sentence"])
     model, reached = view.run.config.model, screen["accuracy"]
@@ -117,8 +117,8 @@ def head_scores(scene: Scene) -> None:
     chance = decimals(probe["chance"], missing="n/a")
     widgets.note(
         "probe",
-        f"{probe['summary']} Mean attention there, in the intact model; a head that looks "
-        f"everywhere alike scores {chance}.",
+        f"{probe['summary']} Mean attention there, in the intact model; a head with "
+        f"uniform attention scores {chance}.",
     )
 
 
@@ -132,7 +132,7 @@ def labels_of(screen: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def head_card(scene: Scene) -> None:
-    """Say what the chosen head is called, why, and on which numbers that rests."""
+    """Show the label of the chosen head, its reason and its evidence."""
     row = labels_of(scene.screen)[scene.head]
     with st.container(key="card"):
         with st.container(key="card_title"):
@@ -143,7 +143,7 @@ def head_card(scene: Scene) -> None:
 
 
 def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 460) -> None:
-    """Draw the chosen head's map on the example, or on the prompt that was typed."""
+    """Draw the chosen head's map on the example or the typed prompt."""
     tokens, maps, high = loaders.maps(view, scene.screen)
     if scene.head not in maps:
         st.text("The sequence is too long to draw its map.")
@@ -171,20 +171,20 @@ def numbers(scene: Scene, *, constant: bool = False) -> Columns:
 
 
 def about_numbers(view: View, columns: Columns) -> str:
-    """Say on how many sequences the numbers rest, and what they and the answers are of."""
+    """Say how many sequences the numbers are of, and how donors are used."""
     of = f"Numbers of {counted(columns[0][2]['n_sequences'], 'unseen sequence')}"
     if not view.ablated:
         return f"{of}."
     if view.mode != "resample":
-        return f"{of}, which the interval resamples."
+        return f"{of}, resampled for the interval."
     return (
-        f"{of}, which the interval resamples: the mean over the donors of what each does in the "
-        "heads' place. Answers, next symbols and maps: with the first donor."
+        f"{of}, resampled for the interval. The effect is the mean over donors. "
+        "Answers, next symbols and maps use the first donor."
     )
 
 
 def together(view: View) -> None:
-    """Say what two or more ablated heads cost together, beside what they cost one by one."""
+    """Show the effect of two or more ablated heads together and one by one."""
     if len(view.ablated) < 2:
         return
     st.subheader("Together and one by one", anchor=False)
@@ -204,7 +204,7 @@ def together(view: View) -> None:
             st.html(tables.plain_table(joint.HEADER, joint.joint_rows(rows)))
             widgets.note(
                 "joint",
-                f"{joint.RULE} On {counted(rows[0]['n_sequences'], 'unseen sequence')}, those of "
+                f"{joint.RULE} On {counted(rows[0]['n_sequences'], 'unseen sequence')}, as in "
                 "`headlab ablate`.",
             )
 
@@ -227,7 +227,7 @@ def answers(scene: Scene) -> dict[str, list[str]]:
 
 
 def how_answered(view: View) -> str:
-    """Say how the symbols of an answer were chosen."""
+    """Say how the symbols of an answer are chosen."""
     if view.temperature == 0:
         return "Answers: the likeliest symbol each time"
     return f"Answers: drawn at temperature {view.temperature:g}, with seed 0"

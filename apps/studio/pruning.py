@@ -1,7 +1,6 @@
 """The pruning curve of a run: rows of its tables in, plain data, a sentence and a chart out.
 
-No Streamlit, and no number is computed: the curve was measured by `probes.pruning`, now or when the
-run's report was written.
+No Streamlit. `probes.pruning` measured the curve, now or when the run's report was written.
 """
 
 import csv
@@ -26,33 +25,32 @@ share = partial(per_cent, digits=1)
 FILE = "pruning.csv"
 """Name of the curve among the files of a run's report."""
 SPARE_FILE = "removable.csv"
-"""Name of the table of how many heads can go."""
+"""Name of the table of removable heads."""
 WITHIN = (0.01, 0.05)
-"""What may be lost of the metric, as a share, where it is said how many heads can go."""
+"""Allowed losses of the metric, as shares."""
 METRIC = "exact_match"
-"""What the page shows of it."""
+"""The metric that the page shows."""
 ORDER = "greedy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """What is left of a run as heads go, in the greedy order, beside random orders."""
+    """Exact match of a run as heads are removed, in the greedy and in random orders."""
 
     steps: tuple[Mapping[str, float], ...]
-    """Of each step n_removed, held_out with ci_low and ci_high, and low and high of the random
-    orders."""
+    """For each step: n_removed, held_out, ci_low, ci_high; low and high of the random orders."""
     gone: tuple[tuple[str, ...], ...]
-    """Labels of all heads that are gone at each step."""
+    """Labels of all heads removed at each step."""
     n_orders: int
     """Random orders."""
     n_sequences: int
     """Held-out sequences."""
     spare: Mapping[tuple[str, float], Mapping[str, float]]
-    """How many heads can go (removable, low, high), by order and by what may be lost."""
+    """Number of removable heads (removable, low, high), by order and allowed loss."""
 
 
 def read_curve(path: Path, spare: Path) -> Curve | None:
-    """Read the curve of a report and how many heads can go; None: none of the greedy order."""
+    """Read the curve and the removable heads of a report; None without a greedy order."""
     return curve_of(read_rows(path), read_rows(spare))
 
 
@@ -100,18 +98,18 @@ def curve_of(rows: Iterable[Row], spare: Iterable[Row]) -> Curve | None:
 
 
 def step_words(curve: Curve, step: int) -> str:
-    """Say what is left at a step of the curve."""
+    """Describe a step of the curve."""
     at = curve.steps[step]
     gone = counted(len(curve.gone[step]), "head")
     ends = interval(at["ci_low"], at["ci_high"], share)
     return (
-        f"{gone} gone: exact match {share(at['held_out'])} (95 % interval {ends}) on "
+        f"{gone} removed: exact match {share(at['held_out'])} (95 % interval {ends}) on "
         f"{counted(curve.n_sequences, 'held-out sequence')}."
     )
 
 
 def spare_rows(curve: Curve) -> list[list[str]]:
-    """Return how many heads can go as cells: a row an order, a column each share of WITHIN."""
+    """Return the number of removable heads as cells: a row per order, a column per share."""
     rows = []
     for order, title in ((ORDER, "greedy order"), ("random", "random orders: median (range)")):
         own = [curve.spare.get((order, within)) for within in WITHIN]
@@ -121,7 +119,7 @@ def spare_rows(curve: Curve) -> list[list[str]]:
 
 
 def spare_words(order: str, at: Mapping[str, float] | None) -> str:
-    """Write how many heads can go; of random orders the median and the range."""
+    """Write the number of removable heads; for random orders the median and the range."""
     if at is None:
         return "0"
     if order == ORDER:

@@ -24,11 +24,11 @@ def comparison(
     columns: Sequence[tuple[str, str, Mapping[str, float]]],
     changes: Mapping[str, Mapping[str, float | None]] | None = None,
 ) -> str:
-    """Return an HTML table: a row a metric, a column a model, and maybe what changes.
+    """Return an HTML table: a row per metric, a column per model, and the change if given.
 
     Args:
-        columns: (what the model is called, class of the column, its numbers).
-        changes: Of each metric delta, ci_low and ci_high.
+        columns: (name of the model, class of the column, its numbers).
+        changes: For each metric: delta, ci_low and ci_high.
     """
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind, _ in columns)
     head += "" if changes is None else '<th class="change">Change (95 % interval)</th>'
@@ -56,7 +56,7 @@ def change_cell(metric: str, row: Mapping[str, float | None]) -> str:
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table of texts, the first of each row its name."""
+    """Return an HTML table of texts; the first cell of each row is its name."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = "".join(
         f"<tr><th>{escape(row[0])}</th>"
@@ -82,7 +82,7 @@ SIZES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def before_and_after(certificate: Mapping[str, Any]) -> str:
-    """Return an HTML table of what pruning made smaller."""
+    """Return an HTML table of sizes before and after pruning."""
     rows = "".join(
         f"<tr><th>{title}</th>"
         f'<td data-size="{name}_before">{write(certificate[f"{name}_before"])}</td>'

@@ -1,7 +1,7 @@
-"""What every page shares: the sidebar that holds the address, the banner, notices and the grid.
+"""Widgets of all pages: the sidebar that holds the address, the banner, notices and the grid.
 
 The widgets bound to the address are made in the entry script, before any page; pages read the View.
-Text that comes from an address, a person or a file goes through st.text, which knows no markdown.
+Text from an address, a user or a file goes through st.text, which interprets no markdown.
 """
 
 import logging
@@ -32,24 +32,24 @@ Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 MOST_FINISHED = 64
-"""Results of long work that are remembered."""
+"""Largest number of remembered results of long work."""
 
 logger = logging.getLogger(__name__)
 
 
 def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]]:
-    """Draw the widgets that hold the address; return what they say, and what was wrong with it.
+    """Draw the widgets that hold the address; return the view, and errors in the address.
 
     Args:
         runs: The complete runs, at least one.
-        preferred: Name of the run to show where the address names none.
+        preferred: Name of the run to show if the address names none.
     """
     by_name = {run.name: run for run in runs}
     names = list(by_name)
     first = names.index(preferred) if preferred in by_name else 0
     wrong = key_complaints({key: asked(key) for key in st.query_params})
     wrong += complaints("run", asked("run"), names)
-    # No format_func on what is bound: the address would carry the formatted words.
+    # No format_func on bound widgets: the address would contain the formatted words.
     with st.sidebar:
         name = st.selectbox("Run", names, index=first, key="run", bind="query-params")
         run = by_name.get(name, runs[first])
@@ -60,7 +60,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             steps,
             key="ckpt",
             bind="query-params",
-            help="The first of the list is the trained model.",
+            help="The first entry is the trained model.",
         )
         prompt = st.text_input(
             "Prompt",
@@ -78,7 +78,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             step=0.1,
             key="T",
             bind="query-params",
-            help="0 answers with the most probable symbol; above, symbols are drawn, with seed 0.",
+            help="0 takes the most probable symbol; above 0, symbols are drawn with seed 0.",
         )
         heads = all_heads(run)
         wrong += complaints("head", asked("abl"), heads, many=True)
@@ -98,8 +98,8 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             required=True,
             key="mode",
             bind="query-params",
-            help="Zeros; the head's mean at each position over other sequences; or what it writes "
-            "on other sequences in turn, and the mean of what that does.",
+            help="zero: zeros. mean: the head's mean at each position over other sequences. "
+            "resample: its output on other sequences, one at a time; the effect is averaged.",
         )
         wrong += number_complaints("gate", asked("gate"), 1.0)
         gate = st.number_input(
@@ -109,7 +109,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
             step=0.1,
             key="gate",
             bind="query-params",
-            help="How much of its own output an ablated head keeps: 0 nothing, 1 everything.",
+            help="Share of its own output that an ablated head keeps: 0 nothing, 1 everything.",
         )
         st.button(
             "Restore all heads",
@@ -122,7 +122,7 @@ def sidebar(runs: Sequence[Run], preferred: str | None) -> tuple[View, list[str]
         run=run,
         step=int(step),
         ablated=tuple(head for head in heads if head in ablated),
-        mode=cast(Mode, mode or MODES[0]),  # an empty one in the address chooses none
+        mode=cast(Mode, mode or MODES[0]),  # an empty value in the address chooses no mode
         gate=float(gate or 0.0),
         prompt=(prompt or "").strip(),
         temperature=float(temperature or 0.0),
@@ -143,8 +143,8 @@ def restore_all() -> None:
 def banner(view: View) -> None:
     """Say on every page, and while scrolling, which heads are ablated.
 
-    It is there when none is, too: a page that moved down at the first click would put another head
-    under the pointer.
+    It also appears without ablated heads, so that the page does not move under the pointer at the
+    first click.
     """
     if not view.ablated:
         with st.container(key="all_in_place"):
@@ -164,17 +164,17 @@ def notice(name: str, title: str, lines: Sequence[str]) -> None:
 
 
 def unknown_in_address(lines: Sequence[str], name: str = "notice_address") -> None:
-    """Name what the address asked for in vain, until the person has read it.
+    """List the errors in the address until the user dismisses them.
 
-    A browser takes wrong values out of the address at once; a notice that went with them would move
-    the page under the pointer.
+    The browser removes wrong values from the address at once; a notice that disappeared with them
+    would move the page under the pointer.
     """
     state = st.session_state
     shown = state[name] = list(dict.fromkeys([*state.get(name, []), *lines]))
     if not shown or shown == state.get(f"{name}_read"):
         return
     with st.container(key=name, horizontal=True, vertical_alignment="center"):
-        title = "The address names what is not here; the default is shown instead:"
+        title = "The address contains unknown values; the defaults are used instead:"
         st.text("\n".join([title, *shown]))
         st.space("stretch")
         st.button(
@@ -188,10 +188,10 @@ def read_notice(name: str) -> None:
 
 
 def failure(error: Exception) -> None:
-    """Show one clear line for whatever went wrong in a page."""
+    """Show the error of a page in one line."""
     logger.error("a page could not be drawn", exc_info=error)
     line = (str(error).splitlines() or [""])[0]
-    if not isinstance(error, ValueError | OSError):  # those two are worded for people
+    if not isinstance(error, ValueError | OSError):  # the messages of these two are for users
         line = f"{type(error).__name__}: {line}"
     notice("failure_page", "This could not be drawn:", [line])
 
@@ -204,7 +204,7 @@ def note(name: str, text: str) -> None:
 
 @st.cache_resource(show_spinner=False)
 def finished_work() -> dict[Hashable, Any]:
-    """Return what long work has given so far, by what it depends on; see `long_work`."""
+    """Return the results of long work by their keys; see `long_work`."""
     return {}
 
 
@@ -215,15 +215,15 @@ def long_work(
     *,
     at_once: bool,
 ) -> Any:
-    """Return what some long work gives, done once; None: nobody has asked for it yet.
+    """Return the result of long work, computed once; None before the user starts it.
 
-    It shows how far it is, and a person who does something else meanwhile gives it up.
+    It shows its progress. If the user does something else meanwhile, it stops.
 
     Args:
-        key: What kind of work it is, and all that its result depends on.
-        label: What the work is, on its button and beside its progress.
+        key: The kind of work, and everything that its result depends on.
+        label: Name of the work, for its button and its progress.
         work: The work; it calls its argument with (steps done, steps in all).
-        at_once: Whether it is short enough to be done without being asked for.
+        at_once: Whether to start it without a click.
     """
     done = finished_work()
     if key not in done:
@@ -245,15 +245,15 @@ def long_work(
 
 
 def column_title(kind: str, view: View, name: str) -> None:
-    """Head a column with the model that it shows, in that model's colour."""
+    """Draw the title of a column: the model that it shows, in that model's colour."""
     with st.container(key=f"title_{kind}_{name}"):
         st.text("Baseline" if kind == "baseline" else f"Ablated: {' '.join(view.ablated)}")
 
 
 def empty_home() -> None:
-    """Say how to get a run where there is none."""
+    """Say how to train a first run."""
     st.header("No run yet")
-    st.text(f"A run is a trained model. There is none in {runs_home().resolve()}.")
+    st.text(f"A run is a trained model. There are no runs in {runs_home().resolve()}.")
     st.text("Train the reversal model and probe its heads (a minute), then reload this page:")
     st.code("headlab demo", language=None)
 
@@ -280,8 +280,8 @@ def grid_clicked(generation: int, heads: Sequence[str], ablate: bool) -> None:
     """Ablate, restore or choose the head that was clicked on the grid of this generation."""
     state = st.session_state
     if state["grid_generation"] != generation:
-        # A browser may send the click on a chart that is gone along with the next one: counted
-        # twice, it would undo it.
+        # A browser may send the click on an old chart again with the next one; counting it twice
+        # would undo it.
         return
     clicked = clicked_heads(state.get(f"grid_{generation}"), heads)
     if ablate:

@@ -1,4 +1,4 @@
-"""What breaks without heads, in a terminal: single heads, layers, sets, pairs, groups.
+"""The effects of ablation in a terminal: single heads, layers, sets, pairs, groups.
 
 Everything printed is a row of the tables of `probes`, as plain data. No torch.
 """
@@ -14,21 +14,21 @@ from probes.number_text import MISSING, change, decimals, grouped, interval, per
 Row = Mapping[str, Any]
 
 FEW_HEADS = 32
-"""A model of no more heads is shown whole; of a larger one, those that are missed most."""
+"""Show all heads up to this number; of a larger model, those with the largest change."""
 
 TOP = 20
 """Rows that are shown of a large table."""
 
 INTERACTS = 0.01
-"""Pairs that stay below this share of the largest interaction are counted, not shown."""
+"""Pairs below this share of the largest interaction are counted, not shown."""
 
 LOWER_BOUND = (
-    "A single head's change is a lower bound of what it does: another head may stand in for it."
+    "A change is a lower bound on a single head's effect, because other heads may compensate."
 )
-"""What every table of single ablations has to say."""
+"""The caveat below every table of single ablations."""
 
 TITLES = {"token_accuracy": "token accuracy", "exact_match": "exact-match", "kl": "KL"}
-"""Metrics that people write otherwise than programs."""
+"""Metrics whose printed name differs from their key."""
 
 
 def say_sweep(rows: Sequence[Row], *, everything: bool = False) -> None:
@@ -36,7 +36,7 @@ def say_sweep(rows: Sequence[Row], *, everything: bool = False) -> None:
 
     Args:
         rows: Rows of the ablation table: of each set one for each metric, in the same order.
-        everything: Whether all heads are shown, however many there are.
+        everything: Whether to show all heads of a large model.
     """
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     sets = [rows[i : i + len(metrics)] for i in range(0, len(rows), len(metrics))]
@@ -83,12 +83,12 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
 
     Args:
         rows: Rows of the pairs table, the largest interaction first.
-        everything: Whether all pairs are shown, or those that interact.
+        everything: Whether to show all pairs, or only those that interact.
     """
     sizes = [abs(row["interaction"]) for row in rows]
     n_interacting = sum(size >= INTERACTS * sizes[0] for size in sizes)
     shown = rows if everything else rows[: min(n_interacting, TOP)]
-    say(f"{changes_of(rows[0])}; sorted by the size of what is beyond the sum")
+    say(f"{changes_of(rows[0])}; sorted by the size of the interaction")
     say()
     lines = [
         [
@@ -105,7 +105,7 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
         say()
         say(
             f"the other {counted(len(rows) - len(shown), 'pair')}: at most "
-            f"{sizes[len(shown)]:.1e} beyond the sum, either way; shown with --all-heads"
+            f"{sizes[len(shown)]:.1e} of interaction, either way; shown with --all-heads"
         )
 
 
@@ -115,7 +115,7 @@ def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
     Args:
         rows: Rows of the redundancy table.
         task: The task that the model was read on, if it was: its own heads bear its name.
-        n_heads: Heads of the model, of which those without a label stand in no group.
+        n_heads: Heads of the model; heads without a label belong to no group.
     """
     groups = [row for row in rows if row["head"] is None]
     say(changes_of(rows[0]))
@@ -155,7 +155,7 @@ def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
     left_out = n_heads - sum(row["head"] is not None for row in rows)
     if left_out:
         say()
-        say(f"{counted(left_out, 'head')} of {n_heads} without a label of a group: not tried here")
+        say(f"not measured: {counted(left_out, 'head')} of {n_heads} without a label of a group")
 
 
 def changes_of(row: Row) -> str:

@@ -21,10 +21,10 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
     n_heads = len(built) // len(labelers)
     say(
         f"{grouped(n_models)} planted models of seeds {seeds[0]} to {seeds[-1]}, "
-        f"{grouped(n_heads)} heads; the labels' cuts were fixed on seeds 0 to 99"
+        f"{grouped(n_heads)} heads; the labels' thresholds were chosen on seeds 0 to 99"
     )
-    say("heads of gain 6 or more, and those that must not be named; mixtures stand apart;")
-    say("macro: the mean over the classes that a labeler knows")
+    say("heads of gain 6 or more, and those that must not be named; mixtures are listed apart;")
+    say("macro: mean over the classes that a labeler knows")
     say()
     say_grades(card.grades, labelers)
     say()

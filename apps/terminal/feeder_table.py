@@ -1,4 +1,4 @@
-"""Who feeds the induction heads, in a terminal. No torch.
+"""The heads that induction heads depend on, in a terminal. No torch.
 
 Everything printed is a row of the table of `probes.feeders.scores`, as plain data.
 """
@@ -13,18 +13,18 @@ from probes.number_text import decimals, interval, signed
 Row = Mapping[str, Any]
 
 TOP = 3
-"""Heads that are shown of each target beside those that feed it."""
+"""Heads shown for each target besides those that feed it."""
 
 MANY_NAMES = 4
-"""Heads ablated together are named up to so many, else counted."""
+"""Name at most this many heads that are ablated together; count larger sets."""
 
 
 def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
-    """Print what each target loses without earlier heads, the largest drop first.
+    """Print how much each target drops without earlier heads, the largest drop first.
 
     Args:
         rows: Rows of the feeders table.
-        everything: Whether every head is shown, or those that feed and a few more.
+        everything: Whether to show every head, or only the feeding heads and a few more.
     """
     say(summary(rows))
     say()
@@ -53,7 +53,7 @@ def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
     say_table([*header, "K comp.", "feeds"], lines, words=(0, 1, 5, len(header) + 1))
     if any(row["n_controls"] == 0 for row in rows):
         say()
-        say("control -: no other earlier head looks away from the previous token")
+        say("control -: every other earlier head attends to the previous token")
     if hidden:
         say()
         more = counted(hidden, "more row")
@@ -61,7 +61,7 @@ def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Say in a sentence which heads feed which, or that none does."""
+    """Say in a sentence which heads feed which."""
     fed: dict[str, list[str]] = {}
     for row in rows:
         if row["feeds"] and row["head"] is not None:
@@ -71,14 +71,14 @@ def summary(rows: Sequence[Row]) -> str:
     about = f"loss of the second copy {loss:.4f} nats; {watched} watched"
     if not fed:
         joint = any(row["head"] is None for row in rows)
-        beside = ": look at the rows of several heads together" if joint else ""
-        return f"{about}; no single head is seen to feed one{beside}"
+        beside = "; see the rows of several heads together" if joint else ""
+        return f"{about}; no single head feeds one measurably{beside}"
     named = "; ".join(f"{head} feeds {', '.join(targets)}" for head, targets in fed.items())
     return f"{about}; {named}"
 
 
 def cells(row: Row, frozen: bool) -> list[str]:
-    """Write one row: what was ablated, and what that did to a target and to the loss."""
+    """Write one row: what was ablated, and how a target and the loss changed."""
     return [
         target_of(row),
         without(row),

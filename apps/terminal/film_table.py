@@ -1,4 +1,4 @@
-"""A film of heads in a terminal: their scores step by step, and where they set in. No torch."""
+"""A film of heads in a terminal: their scores step by step, and when they form. No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,9 +35,9 @@ def say_film(film: Sequence[Row], onsets: Sequence[Row]) -> None:
     say_table(header, lines)
     say()
     if not onsets:
-        say("no head sets in: no score rises by 0.2 beyond chance from the first step to another")
+        say("no head forms: no chance-corrected score rises by 0.2 after the first step")
         return
-    say("where heads set in, as what they are clearest at the end")
+    say("when heads form: each head with its clearest probe at the end")
     say()
     say_table(
         ["head", "probe", "between steps", "score", "highest", "last"],
@@ -52,9 +52,9 @@ def who(row: Row) -> Who:
 
 
 def clearest(film: Sequence[Row], onsets: Sequence[Row]) -> list[Who]:
-    """Return whom to show: those that set in, else the highest at the end, by layer and head.
+    """Return the heads to show: those that form, else the highest at the end, by layer and head.
 
-    Of each head the probe with the highest last score is shown, beyond chance.
+    For each head, the probe with the highest chance-corrected last score is shown.
     """
     last = max(row["step"] for row in film)
     setting_in = {who(row) for row in onsets}
@@ -70,7 +70,7 @@ def clearest(film: Sequence[Row], onsets: Sequence[Row]) -> list[Who]:
 
 
 def clearest_onsets(onsets: Sequence[Row]) -> list[Row]:
-    """Return one onset a head: of the probe with the highest last score."""
+    """Return one onset per head: that of the probe with the highest last score."""
     best: dict[tuple[int, int], Row] = {}
     for row in onsets:
         head = (row["layer"], row["head"])

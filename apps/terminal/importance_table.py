@@ -1,4 +1,4 @@
-"""First-order importance of heads in a terminal, beside what ablations say. No torch.
+"""First-order importance of heads in a terminal, beside exact ablations. No torch.
 
 Everything printed is a row of the tables of `probes`, as plain data.
 """
@@ -21,8 +21,8 @@ def say_importance(
 
     Args:
         rows: Rows of the importance table.
-        exact: Rows of the first_order table, of the same heads; None: it was not asked for.
-        everything: Whether all heads are shown, or of a large model the first ones.
+        exact: Rows of the first_order table, of the same heads; None without exact ablations.
+        everything: Whether to show all heads of a large model, or only the first ones.
     """
     first = rows[0]
     said = f"absolute values by {first['reduce']}, in {first['unit']}"
@@ -52,7 +52,7 @@ def say_importance(
 
 
 def say_agreement(rows: Sequence[Row]) -> None:
-    """Print how far each estimate agrees with the exact changes: ranks, and the heads on top."""
+    """Print how well each estimate agrees with the exact changes: ranks, and the top heads."""
     say_table(
         ["estimate", "compared with", "Spearman", "95 % interval", "shared of\nthe top", "chance"],
         [

@@ -15,13 +15,13 @@ from probes.number_text import MISSING, decimals, grouped, interval, small_proba
 Row = Mapping[str, Any]
 
 FEW_HEADS = 32
-"""A model of no more heads is shown whole; of a larger one, the top heads of each class."""
+"""Show all heads up to this number; of a larger model, the top heads of each class."""
 
 TOP = 5
-"""Heads of each class that are shown of a larger model."""
+"""Heads of each class that are shown for a larger model."""
 
 FEW_NAMES = 3
-"""Heads that look alike are named up to so many; the card names all."""
+"""Name at most this many similar heads; the card names all."""
 
 LABEL_COLUMNS = (
     "head",
@@ -53,12 +53,12 @@ def say_labels(rows: Sequence[Row], *, everything: bool = False, task: str | Non
 
     Args:
         rows: Rows of the labels table.
-        everything: Whether all heads are shown, however many there are.
+        everything: Whether to show all heads of a large model.
         task: The task that the model was read on, if it was.
     """
     say_facts([("labels", counted(rows, task))])
     say()
-    say("score: attention on the targets; effect: the score or, of content, what is beyond control")
+    say("score: attention on the targets; effect: score, minus the control for content classes")
     say()
     chosen = list(rows)
     if len(rows) > FEW_HEADS and not everything:
@@ -68,7 +68,7 @@ def say_labels(rows: Sequence[Row], *, everything: bool = False, task: str | Non
         say()
         say(
             f"the top {TOP} of each class; {grouped(len(rows) - len(chosen))} more heads with "
-            "--all-heads, and all that is known of one with --card"
+            "--all-heads, and everything about one head with --card"
         )
 
 
@@ -80,7 +80,7 @@ def rows_scored(rows: Sequence[Row], task: str | None = None) -> list[tuple[str,
         task: The task that the model was read on, if it was.
     """
     known = [row for row in rows if row["label"] not in OTHERS] or rows
-    # What stands behind the last semicolon says which sequences: that is the input's line.
+    # The part after the last semicolon names the sequences, which the line "input" shows.
     texts = {row["probe"]: row["rows"].rpartition("; ")[0] for row in known if row["rows"]}
     order = [name for name in LABEL_NAMES if name in texts]
     lines = [f"{shown_label(name, task)}: {texts[name]}" for name in order]
@@ -102,13 +102,13 @@ def counted(rows: Sequence[Row], task: str | None = None) -> str:
 
 
 def labels_in(rows: Sequence[Row]) -> list[str]:
-    """Return the labels that occur: those of classes first, then those that are no class."""
+    """Return the labels that occur: first those of classes, then the others."""
     found = {row["label"] for row in rows}
     return [name for name in LABEL_NAMES if name in found]
 
 
 def top_heads(rows: Sequence[Row], label: str) -> list[Row]:
-    """Return the clearest heads of a label; of those that are no class only the mixed ones."""
+    """Return the clearest heads of a label; none for labels without a class, except mixed."""
     if label in OTHERS and label != "mixed":
         return []
     of_label = [row for row in rows if row["label"] == label]
@@ -128,7 +128,7 @@ def label_cells(row: Row, task: str | None) -> list[str]:
         decimals(row["effect"]),
         interval(row["ci_low"], row["ci_high"]),
         decimals(row["chance"]),
-        # Of another class than the numbers beside it, the test says nothing here.
+        # The test is shown only if it is of the same class as the numbers beside it.
         small_probability(row["q_value"] if row["tested"] == row["probe"] else None),
         runner_up(row),
         note(row, task),
@@ -141,7 +141,7 @@ def runner_up(row: Row) -> str:
 
 
 def note(row: Row, task: str | None) -> str:
-    """Return what else is to be known of a head, in a few words."""
+    """Return further facts about a head, in a few words."""
     parts = ["silent"] if row["silent"] else []
     if row["label"] in OTHERS and row["label"] != "mixed" and row["probe"]:
         parts.append(f"nearest to {shown_label(row['probe'], task)}")

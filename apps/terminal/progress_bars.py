@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from apps.console import is_main_process
 
 Progress = Callable[[int, int], None]
-"""Told how many parts are done, of how many."""
+"""Called with (parts done, parts in all)."""
 
 
 @contextmanager
 def progress_bar(doing: str, unit: str = "part") -> Iterator[Progress]:
-    """Give a function that shows on stderr how much is done, where somebody watches.
+    """Yield a function that shows progress on stderr, if stderr is a terminal.
 
     Args:
         doing: What the work is, such as "labelling known heads".

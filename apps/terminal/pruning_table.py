@@ -1,4 +1,4 @@
-"""Pruning in a terminal: the curve, what can go, and the certificate of a smaller model. No torch.
+"""Pruning in a terminal: curve, removable heads, certificate of a smaller model. No torch.
 
 Everything printed is a row of the tables of `probes`, or a certificate, as plain data.
 """
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 FEW_NAMES = 4
-"""Heads of a step are named up to so many, else counted."""
+"""Name at most this many heads of a step; count more."""
 MANY_NAMES = 32
-"""The same of all heads that are gone."""
+"""The same for all removed heads."""
 
 
 def say_curve(rows: Sequence[Row], band: Sequence[Row], *, text: bool = False) -> None:
-    """Print what is left of a metric after each removal, with the band of random orders.
+    """Print the metric after each removal, with the band of random orders.
 
     Args:
         rows: Rows of the pruning table: of one metric, one order and one way to normalise.
-        band: Rows of the random_band table of that metric; none: no random orders were drawn.
-        text: Whether sequences are text, whose loss is read as perplexity, too.
+        band: Rows of the random_band table of that metric; empty without random orders.
+        text: Whether sequences are text; their loss is also shown as perplexity.
     """
     in_nats = text and rows[0]["metric"] == "loss"
     write = perplexity if in_nats else metric
@@ -77,14 +77,17 @@ def say_curve(rows: Sequence[Row], band: Sequence[Row], *, text: bool = False) -
 
 
 def say_removable(rows: Sequence[Row]) -> None:
-    """Print how many heads can go, order by order and metric by metric."""
+    """Print how many heads can be removed, order by order and metric by metric."""
     shares = sorted({row["within"] for row in rows})
     of: dict[tuple[str, str], dict[float, Row]] = {}
     for row in rows:
         of.setdefault((metric_name(row), order_of(row)), {})[row["within"]] = row
     random = any(row["n_orders"] > 1 for row in rows)
     of_them = " (random: median, range)" if random else ""
-    say(f"heads that can go, of {rows[0]['n_heads']}, where held out is worse by at most{of_them}")
+    say(
+        f"heads that can be removed, of {rows[0]['n_heads']}, "
+        f"if held out worsens by at most{of_them}"
+    )
     say()
     say_table(
         ["metric", "order", *(per_cent(share) for share in shares)],
@@ -97,7 +100,7 @@ def say_removable(rows: Sequence[Row]) -> None:
 
 
 def spare(row: Row) -> str:
-    """Write how many heads an order can spare; of random ones the median and the range."""
+    """Write how many heads an order can remove; for random orders the median and the range."""
     if row["n_orders"] == 1:
         return f"{row['removable']:g}"
     return with_range(row["removable"], row["low"], row["high"])
@@ -147,7 +150,7 @@ def say_certificate(proof: "ParityCertificate", measured: "Mapping[str, Evaluati
 
 
 def certified_facts(proof: "ParityCertificate") -> list[tuple[str, str]]:
-    """Return what was removed and how close which models are, as lines for `say_facts`."""
+    """Return what was removed and how close the models are, as lines for `say_facts`."""
     facts = [("removed", names_or_count(proof.heads))]
     if proof.heads_gone_before:
         facts.append(("gone before", names_or_count(proof.heads_gone_before)))
@@ -167,7 +170,7 @@ def names_or_count(heads: str) -> str:
 
 
 def say_survivors(rows: Sequence[Row], task: str | None) -> None:
-    """Print what the heads that are left did in the whole model, and what they do now.
+    """Print what the remaining heads did in the whole model, and what they do now.
 
     Args:
         rows: Rows of the survivors table.
@@ -175,7 +178,10 @@ def say_survivors(rows: Sequence[Row], task: str | None) -> None:
     """
     changed = [row for row in rows if row["changed"]]
     many = len(rows) > FEW_HEADS
-    say(f"labels of {counted(len(rows), 'head')} left, before and now; {len(changed)} changed")
+    say(
+        f"labels of the {counted(len(rows), 'remaining head')}, before and now; "
+        f"{len(changed)} changed"
+    )
     if many and not changed:
         return
     say()

@@ -1,4 +1,4 @@
-"""Training as a person in a terminal sees it: how it goes, how it ended, how to go on.
+"""Training in a terminal: its progress, its result, and how to resume it.
 
 The steps themselves are `lab.training`'s. What `headlab train` and `headlab demo` share is here.
 """
@@ -33,15 +33,15 @@ STOPPED = 128
 def train_in_terminal(
     config: TrainConfig, run_dir: Path, *, resume: bool, film: "FilmSettings | None" = None
 ) -> int:
-    """Train a run to its end and say what came out.
+    """Train a run to its end and print the result.
 
     Ctrl-C, or SIGTERM, ends it after the step at hand, with a checkpoint; a second one at once.
 
     Args:
         config: The whole run.
         run_dir: Its folder.
-        resume: Go on with the run that the folder holds.
-        film: Which steps the heads are scored at; None: they are not.
+        resume: Resume the run in the folder.
+        film: The steps at which heads are scored; None: no film.
 
     Returns:
         The exit code: 0, or 128 + the signal that stopped it.
@@ -72,7 +72,7 @@ def train_in_terminal(
             except KeyboardInterrupt:  # the second request
                 requests.append(signal.SIGINT)
         if requests and not (last is not None and last.final):
-            say_how_to_go_on(run_dir, config)
+            say_how_to_resume(run_dir, config)
             return STOPPED + requests[0]
         if camera is not None:
             camera.finish()
@@ -91,7 +91,7 @@ def train_in_terminal(
 def filming(
     config: TrainConfig, run_dir: Path, settings: "FilmSettings | None"
 ) -> Iterator["FilmWriter | None"]:
-    """Give the writer of the run's film; None where nothing is filmed, or not by this process."""
+    """Yield the writer of the run's film; None without a film, or outside the main process."""
     if settings is None or not is_main_process():
         yield None
         return
@@ -107,17 +107,17 @@ def remark_on_lost_frames(camera: "FilmWriter") -> None:
     if lost:
         remark(
             f"note: the film lacks {grouped(len(lost))} of {grouped(len(camera.due))} steps, from "
-            f"{grouped(lost[0])} to {grouped(lost[-1])}: of those no checkpoint was kept"
+            f"{grouped(lost[0])} to {grouped(lost[-1])}, because no checkpoint exists for them"
         )
 
 
 def announcement(config: TrainConfig, run_dir: Path) -> str:
     """Return the line that says what is going to be trained, where, and from which step."""
     if (run_dir / MANIFEST).is_file():
-        return f"{run_dir} is complete: no step is left to train"
+        return f"{run_dir} is complete; it has no steps left to train"
     model = config.model
     done = checkpoint_steps(run_dir)
-    from_step = f", going on from step {grouped(done[-1])}" if done else ""
+    from_step = f", resuming from step {grouped(done[-1])}" if done else ""
     return (
         f"training {config.task} of length {config.length} into {run_dir}: "
         f"{counted(model.n_layers, 'layer')} x {counted(model.n_heads, 'head')}, "
@@ -128,7 +128,7 @@ def announcement(config: TrainConfig, run_dir: Path) -> str:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Give a list that the first SIGINT or SIGTERM enters; a second one interrupts."""
+    """Yield a list that receives the first SIGINT or SIGTERM; a second one interrupts."""
     requests: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -151,7 +151,7 @@ def stop_requests() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def progress(config: TrainConfig, name: str) -> Iterator[Show]:
-    """Give a function that shows a record on stderr: on a bar, or in lines."""
+    """Yield a function that shows a record on stderr: on a bar, or in lines."""
     if not is_main_process():
         yield lambda record: None
     elif not sys.stderr.isatty():
@@ -164,7 +164,7 @@ def progress(config: TrainConfig, name: str) -> Iterator[Show]:
 
             def show(record: "StepRecord") -> None:
                 nonlocal exact
-                if not bar.n:  # a run that goes on does not begin at 0, and took no time for that
+                if not bar.n:  # a resumed run does not begin at 0
                     bar.n = bar.initial = record.step - 1
                 if record.evaluation is not None:
                     exact = f", exact-match {record.evaluation.exact_match:.3f}"
@@ -219,14 +219,14 @@ def accuracy_text(evaluation: "Evaluation") -> str:
     )
 
 
-def say_how_to_go_on(run_dir: Path, config: TrainConfig) -> None:
-    """Say what a stopped training left, and the command that goes on with it."""
+def say_how_to_resume(run_dir: Path, config: TrainConfig) -> None:
+    """Say what a stopped training saved, and the command that resumes it."""
     steps = checkpoint_steps(run_dir)
     if not (run_dir / CONFIG).is_file() or not steps:
         remark("stopped before the first step; nothing was written")
         return
     remark(
-        f"stopped; step {grouped(steps[-1])} of {grouped(config.steps)} is saved. Go on with:\n"
+        f"stopped; step {grouped(steps[-1])} of {grouped(config.steps)} is saved. Resume with:\n"
         f"  headlab train --resume {place_of(run_dir)}"
     )
 

@@ -82,7 +82,7 @@ ERRORS = {
     ("trian",): "unknown command 'trian'; choose from ablate, app, card, demo, feeders, "
     "generate, importance, probe, prune, report, runs, train (did you mean 'train'?)",
     ("train",): "preset must be named, got none; try `headlab train reversal`, or "
-    "`headlab train --resume RUN` to go on with a run",
+    "`headlab train --resume RUN` to resume a run",
     ("train", "reversl"): unknown_name(
         "preset", "reversl", {entry.name for entry in (*PRESETS, *TASKS)}
     ),

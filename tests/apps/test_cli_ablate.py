@@ -217,7 +217,7 @@ def test_a_model_that_is_no_run_is_asked_the_second_copy(headlab: Headlab, saved
     assert (code, err) == (0, "")
     assert "8 sequences, blocks of 14, prefix id 0" in out
     assert "13 rows each: those that predict the second copy from its 2nd token" in out
-    assert "so few sequences make it rough" in out
+    assert "rough, because there are few sequences" in out
     model = HookedGPT.load(saved)
     frame = ablation_sweep(model, repeated_batch(model), metrics=["loss"])
     losses = {row["heads"]: f"{row['ablated']:.4f}" for row in json_rows(frame)}

@@ -129,6 +129,6 @@ def test_what_is_interrupted_is_kept(
         code, out, err = headlab("feeders", str(circuit))
     (folder,) = kept.iterdir()
     assert (code, out) == (130, "")
-    assert err.endswith(f"the same command goes on from there ({folder})\n")
+    assert err.endswith(f"run the same command to resume ({folder})\n")
     assert headlab("feeders", str(circuit)) == whole
     assert list(kept.iterdir()) == []

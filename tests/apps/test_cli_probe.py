@@ -233,7 +233,7 @@ def test_a_film_without_an_onset_says_so(headlab: Headlab) -> None:
     code, out, _ = headlab("probe", "raw", "--all-checkpoints", *FEW, "--probes", "first")
     assert code == 0
     assert out.endswith(
-        "no head sets in: no score rises by 0.2 beyond chance from the first step to another\n"
+        "no head forms: no chance-corrected score rises by 0.2 after the first step\n"
     )
 
 
@@ -256,7 +256,7 @@ def test_a_film_without_an_onset_says_so(headlab: Headlab) -> None:
         ("tiny --card L0H1,L0H0", "--card must name one head, got 'L0H1,L0H0'; ask for one at a"),
         ("SAVED --probes first sources", "probe sources must be asked of the task of a run, which"),
         ("tiny --ids GOOD --probes sources_plus_1", "probe sources_plus_1 must be asked of the ta"),
-        ("SAVED --all-checkpoints", "--all-checkpoints must be asked of a run, got '"),
+        ("SAVED --all-checkpoints", "--all-checkpoints needs a run, got '"),
         ("tiny --text NOWHERE", "a file of prompts must be readable, got 'No such file or directo"),
         ("tiny --text WORDS", "line 2 of '.*WORDS': prompt must be 1 to 4 symbols for reversal of"),
         ("tiny --ids LONG", "line 1 of '.*LONG' must be at most n_ctx = 12 tokens, got 13; shorte"),

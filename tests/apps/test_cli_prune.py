@@ -81,8 +81,8 @@ def test_removes_a_layer_and_prints_the_proof(
             ["reversal", "--heads", "L0H0", "--checkpoint", "7"],
             "step must be one with a checkpoint",
         ),
-        (["reversal", "--heads"], "--heads must name at least one head, got none"),
-        (["reversal"], "what goes must be given, got nothing; name --heads, or how many to --keep"),
+        (["reversal", "--heads"], "--heads needs at least one value, got none"),
+        (["reversal"], "one of --heads, --keep and --curve must be given, got none"),
         (["reversal", "--keep", "8"], "--keep must be a whole number of at most 7, got 8"),
         (["reversal", "--heads", "L0H0", "--keep", "3"], "--keep must be left out with --heads"),
         (["reversal", "--keep", "3", "--order", "greedi"], "unknown --order 'greedi'; choose from"),
@@ -190,7 +190,7 @@ def test_a_model_that_is_no_run_becomes_a_folder(
     HookedGPT(config).save(tmp_path / "random")
     asked = ["prune", str(tmp_path / "random"), "--order", "random", "--keep", "2", "--seed", "3"]
     assert main(asked) == 2
-    assert "--out must be given for a model that is no run" in capsys.readouterr().err
+    assert "--out must be given because WHAT is not a run" in capsys.readouterr().err
     assert main([*asked, "--out", str(tmp_path / "smaller")]) == 0
     printed = capsys.readouterr().out
     assert "8 repeated sequences of seed 4" in printed

@@ -241,8 +241,8 @@ def test_a_training_that_is_filmed_goes_on_being_filmed(
     code, _, err = headlab("train", "--resume", "mine", "--probe-every", "2")
     assert code == 2
     assert err == (
-        "headlab: error: --probe-every must be the run's own to go on with it, got 2 where its "
-        "film has 1; leave it out\n"
+        "headlab: error: --probe-every must be 1, as in the film of the run, to resume it, "
+        "got 2; leave it out\n"
     )
     code, out, err = headlab("train", "--resume", "mine", "--no-report")
     assert code == 0

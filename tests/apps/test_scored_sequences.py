@@ -10,7 +10,9 @@ from apps.subject import Input
 def test_prompts_of_one_token_have_nothing_to_score() -> None:
     tokens = torch.tensor([[3, 0], [4, 0]])
     real = torch.tensor([[True, False], [True, False]])
-    with pytest.raises(ValueError, match=r"some prompt must have two tokens, .*, got 2 prompts of"):
+    with pytest.raises(
+        ValueError, match=r"at least one prompt must have two tokens, got 2 prompts of"
+    ):
         every_next_token(
             Input(sequences=None, attention_mask=real, n=2, description="two prompts"), tokens
         )

@@ -22,7 +22,7 @@ def rows(joint: str, *verdicts: str) -> list[dict]:
             "Each can go alone, but not with the others: redundant, not useless.",
         ),
         (("needed", "needed", "needed"), "Each is missed alone, too."),
-        (("useless", "useless", "useless"), "They can all go: nothing is missed."),
+        (("useless", "useless", "useless"), "All of them can be removed without loss."),
         (
             ("needed", "redundant", "redundant", "needed", "useless"),
             "L0H0 and L0H1 can go alone, but not with the others: redundant, not useless. "
@@ -30,7 +30,7 @@ def rows(joint: str, *verdicts: str) -> list[dict]:
         ),
         (
             ("needed", "unresolved", "unresolved", "unresolved"),
-            "Each is not decided: alone and last it can go, but not all sets were tried.",
+            "Each is undecided: removable alone and last, but not all combinations were tried.",
         ),
     ],
 )

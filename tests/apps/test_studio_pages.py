@@ -98,7 +98,7 @@ def test_a_link_brings_back_its_state(home):
     assert page.selectbox(key="metric").value == "previous"
     assert page.toggle(key="click").value is True
     assert "2 heads ablated (mean): L0H0 L1H1" in texts(page)
-    assert "The address names" not in texts(page)
+    assert "The address contains" not in texts(page)
 
 
 def test_zeros_in_a_link_survive(home):
@@ -199,7 +199,7 @@ def test_any_mode_and_gate_stand_beside_the_baseline_with_their_interval(home):
         page = opened(abl=["L0H0", "L0H1"], mode=mode, gate=gate)
         how = mode if gate == "0" else f"{mode}, gate {gate}"
         assert f"2 heads ablated ({how}): L0H0 L0H1" in texts(page)
-        assert ("with the first donor" in texts(page)) == (mode == "resample")
+        assert ("use the first donor" in texts(page)) == (mode == "resample")
         assert table(page).count('<td class="change"') == table(page).count("<small>") == 3
         assert '<td class="baseline" data-metric="exact_match">100.0 %</td>' in table(page)
         tables.append(table(page))

@@ -1,4 +1,4 @@
-"""Ablate: everything that changes without some heads, baseline and ablated side by side."""
+"""Ablate: baseline and ablated model side by side."""
 
 import streamlit as st
 
@@ -68,7 +68,7 @@ def maps(scene: Scene) -> None:
 
 
 def kinds(view: View) -> list[str]:
-    """Return what stands side by side."""
+    """Return the models to show side by side."""
     return ["baseline", "ablated"] if view.ablated else ["baseline"]
 
 

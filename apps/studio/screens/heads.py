@@ -1,4 +1,4 @@
-"""Heads: which head does what, its attention map, and what the model loses without it."""
+"""Heads: what each head does, its attention map, and the effect of ablating it."""
 
 import streamlit as st
 
@@ -10,7 +10,7 @@ from apps.studio.panels import Scene
 def draw(scene: Scene) -> None:
     """Draw the page."""
     left, right = st.columns([10, 12], gap="medium")
-    with left:  # first, for the map may have to wait for a model
+    with left:  # first, because the map may wait for a model
         panels.head_scores(scene)
     with right:
         panels.head_map(scene.view, scene)
@@ -23,11 +23,11 @@ def draw(scene: Scene) -> None:
 def about_map(view: View, head: str) -> str:
     """Return the small print under the map."""
     if head in view.ablated and not view.gate:
-        return f"{head} is ablated: it still looks, but what it reads is thrown away."
+        return f"{head} is ablated: it still attends, but its output is discarded."
     if view.ablated:
         are = "is" if len(view.ablated) == 1 else "are"
-        return f"{head} as it looks while {' '.join(view.ablated)} {are} ablated."
-    return f"{head}: each row sums to 1. A token sees itself and what stands before it."
+        return f"{head} while {' '.join(view.ablated)} {are} ablated."
+    return f"{head}: each row sums to 1. A token attends to itself and to earlier tokens."
 
 
 def baseline_beside_ablated(scene: Scene) -> None:
@@ -36,7 +36,7 @@ def baseline_beside_ablated(scene: Scene) -> None:
     columns = panels.numbers(scene)
     count = panels.about_numbers(view, columns)
     if not view.ablated and not view.prompt and not view.temperature:
-        hint = "Switch on Click ablates, then click a head: what does the model lose without it?"
+        hint = "Switch on Click ablates, then click a head to see what the model loses."
         widgets.note("numbers", f"{count} {hint}")
         return
     rows = panels.answers(scene)

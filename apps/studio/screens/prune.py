@@ -1,4 +1,4 @@
-"""Prune: remove the chosen heads for good, as a run of its own that is read back and compared."""
+"""Prune: remove the chosen heads permanently, as a new run that is read back and compared."""
 
 import streamlit as st
 
@@ -17,8 +17,8 @@ def draw(scene: Scene) -> None:
         panels.head_scores(scene)
     with right:
         columns = panels.numbers(scene, constant=True)
-        gates = "Ablated: by gates, before anything is removed." if view.ablated else ""
-        mean = " The mean is one over all positions: a bias." if view.mode == "mean" else ""
+        gates = "Ablated: with gates, before pruning." if view.ablated else ""
+        mean = " The mean is over all positions, so it is a bias." if view.mode == "mean" else ""
         widgets.note("numbers", f"{panels.about_numbers(view, columns)} {gates}{mean}".rstrip())
         export(view)
         result(view)
@@ -27,16 +27,16 @@ def draw(scene: Scene) -> None:
 
 
 def cannot_be_removed(view: View) -> str | None:
-    """Return why no smaller model does what this ablation does; None: one does."""
+    """Return why pruning cannot reproduce this ablation; None if it can."""
     if view.mode == "resample":
-        return "A removed head leaves nothing or a constant: choose zero or mean on the left."
+        return "Pruning replaces a head with zeros or a constant: choose zero or mean on the left."
     if view.gate:
-        return "A removed head is gone: set the gate to 0 on the left."
+        return "Pruning removes the whole head: set the gate to 0 on the left."
     return None
 
 
 def how_small(view: View) -> None:
-    """Show what is left as heads go, and let a step of it be chosen."""
+    """Show the pruning curve; the user may choose one of its steps."""
     n_heads = len(all_heads(view.run))
     if n_heads < 2:
         return
@@ -53,8 +53,9 @@ def how_small(view: View) -> None:
     if curve is None:
         widgets.note(
             "work",
-            "The report has none of this checkpoint and mode: heads go one by one, the cheapest "
-            "first, and in 20 random orders. Seconds for 8 heads, minutes for 50.",
+            "The report has no curve for this checkpoint and mode. Measuring it removes heads "
+            "one by one, the cheapest first, and in 20 random orders. It takes seconds for 8 heads, "
+            "minutes for 50.",
         )
         return
     left, right = st.columns([10, 12], gap="medium")
@@ -74,7 +75,7 @@ def how_small(view: View) -> None:
             args=(sorted(curve.gone[step]),),
             icon=":material/checklist:",
         )
-        st.text(f"Heads that can go, of {n_heads}, where exact match may fall by")
+        st.text(f"Heads that can be removed, of {n_heads}, if exact match may fall by")
         header = ["", *(per_cent(within) for within in pruning.WITHIN)]
         st.html(tables.plain_table(header, pruning.spare_rows(curve)))
     with left, st.container(key="curve"):
@@ -86,7 +87,7 @@ def how_small(view: View) -> None:
         )
         widgets.note(
             "curve",
-            "Blue: in each step the head whose ablation costs least goes, chosen on other "
+            "Blue: each step removes the head whose ablation costs least, chosen on other "
             f"sequences than those shown. Grey: {curve.n_orders} random orders. {source}",
         )
 
@@ -97,7 +98,7 @@ def choose(labels: list[str]) -> None:
 
 
 def export(view: View) -> None:
-    """Offer to write the pruned model; a click writes it, reads it back and compares."""
+    """Draw the form that writes the pruned model, reads it back and compares."""
     if not view.ablated:
         st.text("Click heads on the grid to choose what to remove.")
         return
@@ -135,7 +136,7 @@ def free_name(view: View) -> str:
 
 
 def made_from(view: View) -> tuple[object, ...]:
-    """Return what a result belongs to; under any other view it is not shown."""
+    """Return the part of a view that a result depends on."""
     return (*view.identity, view.ablated, view.mode)
 
 
@@ -170,7 +171,7 @@ def result(view: View) -> None:
 
 
 def open_run(name: str) -> None:
-    """Show another run, whole: the callback of the button."""
+    """Show another run with all heads: the callback of the button."""
     st.session_state["run"] = name
     st.session_state["abl"] = []
 
