@@ -27,10 +27,7 @@ TRACEBACK = "HEADLAB_TRACEBACK"
 MAKES_SMALLER = {
     "train": "make the model, the length or --batch-size smaller",
     "probe": "take fewer or shorter sequences (--sequences, --text, --jsonl or --ids)",
-    "ablate": "make --sequences smaller",
-    "importance": "make --sequences smaller",
-    "feeders": "make --sequences smaller",
-    "prune": "make --sequences smaller",
+    **dict.fromkeys(("ablate", "importance", "feeders", "prune"), "make --sequences smaller"),
 }
 """The remedy when a command runs out of memory, in terms of its flags."""
 
@@ -43,47 +40,26 @@ class CommandEntry:
     """What a person types."""
     summary: str
     """What it does, in one line."""
-    where: str
-    """The function of its arguments that returns the exit code, as module:name."""
+
+    @property
+    def where(self) -> str:
+        """The function of its arguments that returns the exit code, as module:name."""
+        return f"apps.commands.{self.name}:run_{self.name}"
 
 
 COMMANDS = (
-    CommandEntry(
-        "demo",
-        "train a small GPT, see what its heads do, open the app: start here",
-        "apps.commands.demo:run_demo",
-    ),
-    CommandEntry("train", "train a model into a run folder", "apps.commands.train:run_train"),
-    CommandEntry(
-        "probe", "score what each head of a run attends to", "apps.commands.probe:run_probe"
-    ),
-    CommandEntry(
-        "ablate",
-        "ablate heads of a model and measure what breaks",
-        "apps.commands.ablate:run_ablate",
-    ),
-    CommandEntry(
-        "importance",
-        "estimate the importance of each head, and check the estimate",
-        "apps.commands.importance:run_importance",
-    ),
-    CommandEntry(
-        "feeders",
-        "find the earlier heads that induction heads depend on",
-        "apps.commands.feeders:run_feeders",
-    ),
-    CommandEntry("prune", "remove heads of a model permanently", "apps.commands.prune:run_prune"),
-    CommandEntry(
-        "generate", "show a run's answer to your own symbols", "apps.commands.generate:run_generate"
-    ),
-    CommandEntry("card", "grade the head labels on planted heads", "apps.commands.card:run_card"),
-    CommandEntry(
-        "report",
-        "write all tables, figures and one HTML page of a run",
-        "apps.commands.report:run_report",
-    ),
-    CommandEntry("runs", "list the runs", "apps.commands.runs:run_runs"),
-    CommandEntry("app", "open the app in a browser", "apps.commands.app:run_app"),
+    CommandEntry("demo", "train a small GPT, see what its heads do, open the app: start here"),
+    CommandEntry("train", "train a model into a run folder"),
+    CommandEntry("probe", "score what each head of a run attends to"),
+    CommandEntry("ablate", "ablate heads of a model and measure what breaks"),
+    CommandEntry("importance", "estimate the importance of each head, and check the estimate"),
+    CommandEntry("feeders", "find the earlier heads that induction heads depend on"),
+    CommandEntry("prune", "remove heads of a model permanently"),
+    CommandEntry("generate", "show a run's answer to your own symbols"),
+    CommandEntry("card", "grade the head labels on planted heads"),
+    CommandEntry("report", "write all tables, figures and one HTML page of a run"),
+    CommandEntry("runs", "list the runs"),
+    CommandEntry("app", "open the app in a browser"),
 )
 
 

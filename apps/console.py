@@ -18,10 +18,10 @@ def is_main_process() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) < 2 or os.environ.get("RANK", "0") == "0"
 
 
-def say(text: str = "") -> None:
-    """Print a line of the result."""
+def say(*lines: str) -> None:
+    """Print lines of the result; an empty text, or no argument, is an empty line."""
     if is_main_process():
-        sys.stdout.write(text + "\n")
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 def remark(text: str) -> None:
@@ -50,8 +50,7 @@ def say_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 def say_heading(title: str, facts: Sequence[tuple[str, str]]) -> None:
     """Print a title, and facts between empty lines."""
-    say(title)
-    say()
+    say(title, "")
     say_facts(facts)
     say()
 
@@ -84,5 +83,4 @@ def say_table(
         table.padding = 0
     with console.capture() as captured:
         console.print(table)
-    for line in captured.get().splitlines():
-        say(line.rstrip())
+    say(*(line.rstrip() for line in captured.get().splitlines()))

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from apps.console import remark
-from lab.checks import require_whole
 from lab.manifest import MANIFEST, read_manifest
 from lab.naming import bare, parse_head
 from lab.run_folders import WEIGHTS, Run, open_run
 from probes.number_text import grouped
 
 if TYPE_CHECKING:
-    from lab.gates import GateTensors, HeadGates
     from lab.hooked_gpt import HookedGPT
     from lab.tasks.base import Batch, Task
 
@@ -60,32 +58,14 @@ class OpenedRun:
         seed = self.run.config.seed
         return self.task.sample(REFERENCE_SEQUENCES, seed=seed, split="reference")
 
-    def ablation(
-        self, heads: tuple[tuple[int, int], ...], mode: str = "zero"
-    ) -> "HeadGates | GateTensors":
-        """Return the argument of forward that ablates some heads.
-
-        Raises:
-            ValueError: If the model has no such head.
-        """
-        from lab.gates import HeadGates
-
-        if mode == "zero":
-            return HeadGates.ablate(heads, like=self.model)
-        HeadGates.ablate(heads, like=self.model)  # says which head is unknown before the work
-        from probes.ablation.table import mean_reference
-
-        mean = mean_reference(self.model, self.reference_batch())
-        return HeadGates.ablate(heads, like=self.model, fill=mean).tensors(self.model, [mean])
-
 
 def open_for_measuring(
-    name: str, *, checkpoint: int | None = None, sequences: int = SEQUENCES, device: str = "auto"
+    name: str, *, checkpoint: int | None = None, device: str = "auto"
 ) -> OpenedRun:
     """Load a complete run; check the request before torch is imported.
 
     Raises:
-        ValueError: An unknown run, step or device, a damaged file, or a wrong number of sequences.
+        ValueError: An unknown run, step or device, or a damaged file.
     """
     from lab.hooked_gpt import HookedGPT
 
@@ -94,7 +74,6 @@ def open_for_measuring(
     if checkpoint is not None:
         run.checkpoint(checkpoint)
         step = checkpoint
-    require_whole("--sequences", sequences, 1)
     from lab.runtime import pick_device
     from lab.tasks.registry import get_task
 

@@ -8,8 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import arg
-
+from apps.commands.arguments import flag
 from apps.commands.subject_form import SubjectForm
 from apps.opened_run import SEQUENCES
 from apps.subject import Input, Subject, choose_input
@@ -26,11 +25,10 @@ REPEATED_SEQUENCES = 8
 
 ScoredSequences = Annotated[
     int | None,
-    arg(
-        metavar="N",
-        help="Sequences to measure on.",
-        help_behavior_hint=f"(default: {SEQUENCES} of a run's task, "
-        f"{REPEATED_SEQUENCES} repeated ones)",
+    flag(
+        "N",
+        "Sequences to measure on.",
+        f"(default: {SEQUENCES} of a run's task, {REPEATED_SEQUENCES} repeated ones)",
     ),
 ]
 """The flag --sequences of commands that score rows."""

@@ -12,6 +12,7 @@ from apps.commands.arguments import (
     HELP_WIDTH,
     check_out,
     fill_in,
+    flag,
     gives,
     listed,
     refuse_beside,
@@ -83,16 +84,16 @@ class AblateForm(SubjectForm):
     sequences: ScoredSequences = None
     heads: Annotated[
         tuple[str, ...],
-        arg(
-            metavar="HEAD",
-            help="Heads to ablate together: L0H1 is head 1 of layer 0, counted from 0.",
-            help_behavior_hint="(default: each head, then each layer, in turn)",
+        flag(
+            "HEAD",
+            "Heads to ablate together: L0H1 is head 1 of layer 0, counted from 0.",
+            "(default: each head, then each layer, in turn)",
         ),
     ] = ()
     mode: Annotated[Mode, arg(help="What replaces a head's output (see the modes above).")] = "zero"
     value: Annotated[
         float,
-        arg(metavar="G", help="Share of a head's output that the ablation keeps, 0 to 1."),
+        flag("G", "Share of a head's output that the ablation keeps, 0 to 1."),
     ] = 0.0
     metrics: Annotated[
         tuple[Literal["loss", "token_accuracy", "exact_match", "margin", "kl"], ...],
@@ -201,8 +202,7 @@ def say_rows(form: AblateForm, frame: "pd.DataFrame", task: str | None, n_heads:
     else:
         say_sweep(rows, everything=form.all_heads)
     if not (form.groups or form.pairs):
-        say()
-        say(LOWER_BOUND)
+        say("", LOWER_BOUND)
     if not (form.groups or form.pairs or form.heads) and frame["head"].notna().all():
         say("Whole layers were left out because the model has over 100 heads; add --layers.")
 

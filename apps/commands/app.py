@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from tyro.conf import arg
-
-from apps.commands.arguments import fill_in
+from apps.commands.arguments import fill_in, flag
 from apps.console import remark, say_facts
 from apps.studio.launch import HOST, page_address, server_command
 from lab.checks import require
@@ -43,17 +41,11 @@ class AppForm:
 
     port: Annotated[
         int | None,
-        arg(
-            metavar="PORT",
-            help="Port on 127.0.0.1.",
-            help_behavior_hint=f"(default: the first free one from {FIRST_PORT})",
-        ),
+        flag("PORT", "Port on 127.0.0.1.", f"(default: the first free one from {FIRST_PORT})"),
     ] = None
     run: Annotated[
         str | None,
-        arg(
-            metavar="RUN", help="Run to show first.", help_behavior_hint="(default: first by name)"
-        ),
+        flag("RUN", "Run to show first.", "(default: first by name)"),
     ] = None
 
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from tyro.conf import Positional, arg
 
@@ -19,23 +19,27 @@ Form = TypeVar("Form")
 HELP_WIDTH = 80
 """Columns of a help text, as the parser writes its part of it."""
 
+
+def flag(metavar: str, text: str, default: str | None = None) -> Any:
+    """Return how --help shows an argument, for `Annotated`.
+
+    Args:
+        metavar: Name of its value.
+        text: What it means.
+        default: The note about its default; empty: no note; None: the default itself.
+    """
+    return arg(metavar=metavar, help=text, help_behavior_hint=default)
+
+
 RunName = Annotated[
     Positional[str],
-    arg(
-        metavar="RUN", help="Name of a run (`headlab runs` lists them), or the path of its folder."
-    ),
+    flag("RUN", "Name of a run (`headlab runs` lists them), or the path of its folder."),
 ]
 CheckpointStep = Annotated[
     int | None,
-    arg(
-        metavar="STEP",
-        help="Step of the checkpoint to use.",
-        help_behavior_hint="(default: the trained model)",
-    ),
+    flag("STEP", "Step of the checkpoint to use.", "(default: the trained model)"),
 ]
-Device = Annotated[
-    str, arg(metavar="NAME", help="auto, cpu, cuda or mps; auto takes the GPU if there is one.")
-]
+Device = Annotated[str, flag("NAME", "auto, cpu, cuda or mps; auto takes the GPU if there is one.")]
 
 
 def fill_in(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from apps.commands.arguments import check_out, fill_in
+from apps.commands.arguments import check_out, fill_in, flag
 from apps.console import say, say_facts
 from apps.terminal.card_table import say_card
 from apps.terminal.progress_bars import progress_bar
@@ -48,11 +48,7 @@ class CardForm:
     ] = "card"
     out: Annotated[
         str | None,
-        arg(
-            metavar="DIR",
-            help="Also write every table and a picture into this folder.",
-            help_behavior_hint="",
-        ),
+        flag("DIR", "Also write every table and a picture into this folder.", ""),
     ] = None
 
 

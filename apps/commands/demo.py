@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
-
 from apps.commands.app import free_port, serve
-from apps.commands.arguments import Device, fill_in
+from apps.commands.arguments import Device, fill_in, flag
 from apps.commands.report import REPORT, report_run
 from apps.console import say, say_facts
 from apps.terminal.head_table import say_head_table
@@ -34,7 +32,7 @@ already there. After Ctrl-C, the next `headlab demo` resumes.
 class DemoForm:
     """Arguments of `headlab demo`."""
 
-    name: Annotated[str, arg(metavar="RUN", help="Name of the run.")] = "demo"
+    name: Annotated[str, flag("RUN", "Name of the run.")] = "demo"
     device: Device = "auto"
     app: bool = True
     """Open the app at the end."""
@@ -74,8 +72,6 @@ def say_heads(run: Run) -> None:
         rows = list(csv.DictReader(file))
     if not rows:  # a run of this name whose heads were all pruned
         return
-    say()
-    say("what each head attends to: mean attention on each probe's cells, 0 to 1")
-    say()
+    say("", "what each head attends to: mean attention on each probe's cells, 0 to 1", "")
     say_head_table(rows)
     say()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from apps.commands.arguments import check_out, fill_in, listed, require_named
+from apps.commands.arguments import check_out, fill_in, flag, listed, require_named
 from apps.commands.subject_form import WHAT_THERE_IS, ModelForm
 from apps.console import say_heading
 from apps.kept_sweeps import long_work
@@ -67,26 +67,22 @@ class FeedersForm(ModelForm):
 
     sequences: Annotated[
         int | None,
-        arg(
-            metavar="N",
-            help="Number of repeated sequences.",
-            help_behavior_hint=f"(default: {REPEATED_SEQUENCES})",
-        ),
+        flag("N", "Number of repeated sequences.", f"(default: {REPEATED_SEQUENCES})"),
     ] = None
     targets: Annotated[
         tuple[str, ...],
-        arg(
-            metavar="HEAD",
-            help="Heads to watch: L5H1 is head 1 of layer 5, counted from 0.",
-            help_behavior_hint="(default: all induction heads)",
+        flag(
+            "HEAD",
+            "Heads to watch: L5H1 is head 1 of layer 5, counted from 0.",
+            "(default: all induction heads)",
         ),
     ] = ()
     heads: Annotated[
         tuple[str, ...],
-        arg(
-            metavar="HEAD",
-            help="Earlier heads to ablate.",
-            help_behavior_hint="(default: every head of a layer before the last target)",
+        flag(
+            "HEAD",
+            "Earlier heads to ablate.",
+            "(default: every head of a layer before the last target)",
         ),
     ] = ()
     mode: Annotated[Mode, arg(help="What replaces a head's output, as in headlab ablate.")] = "zero"

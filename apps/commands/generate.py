@@ -1,19 +1,15 @@
 """`headlab generate`: a run's answer to your own symbols."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from apps.commands.arguments import CheckpointStep, Device, RunName, fill_in, require_named
+from apps.commands.arguments import CheckpointStep, Device, RunName, fill_in, flag, require_named
 from apps.console import one_line, say_facts
 from apps.opened_run import open_for_measuring, parse_heads
 from lab.config import SampleConfig
 from lab.naming import head_label
-
-if TYPE_CHECKING:
-    from lab.gates import GateTensors, HeadGates
-
 
 ABOUT = """
 Show a run's answer to your own symbols, and the right answer.
@@ -32,15 +28,13 @@ class GenerateForm:
     """Arguments of `headlab generate`."""
 
     run: RunName
-    prompt: Annotated[
-        Positional[str], arg(metavar="PROMPT", help="The symbols, such as abcdefghij.")
-    ]
+    prompt: Annotated[Positional[str], flag("PROMPT", "The symbols, such as abcdefghij.")]
     ablate: Annotated[
         tuple[str, ...],
-        arg(
-            metavar="HEAD",
-            help="Heads to ablate, such as L0H1 L1H3; their answer is below the whole model's.",
-            help_behavior_hint="(default: none)",
+        flag(
+            "HEAD",
+            "Heads to ablate, such as L0H1 L1H3; their answer is below the whole model's.",
+            "(default: none)",
         ),
     ] = ()
     sample: Annotated[SampleConfig, arg(name="")] = field(
@@ -56,16 +50,17 @@ def run_generate(arguments: list[str]) -> int:
     require_named(arguments, "--ablate", form.ablate, "L0H1")
     heads = parse_heads(form.ablate)
     opened = open_for_measuring(form.run, checkpoint=form.checkpoint, device=form.device)
+    from lab.gates import HeadGates
     from lab.generation import generate
 
     task = opened.task
     prompt = task.prompt(form.prompt)
     n_prompt = prompt.shape[1]
     right = task.sequences(task.read(form.prompt)).tokens[0, n_prompt:].tolist()
-    answers: list[tuple[str, HeadGates | GateTensors | None]] = [("answer", None)]
+    answers: list[tuple[str, HeadGates | None]] = [("answer", None)]
     if heads:
         label = ",".join(head_label(layer, head) for layer, head in sorted(set(heads)))
-        answers.append((f"without {label}", opened.ablation(heads)))
+        answers.append((f"without {label}", HeadGates.ablate(heads, like=opened.model)))
     facts = [("prompt", form.prompt), ("expected", "".join(task.vocab.decode(right)))]
     for what, gates in answers:
         tokens = generate(opened.model, prompt, form.sample, len(right), gates)

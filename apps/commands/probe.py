@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import arg
-
-from apps.commands.arguments import (
-    check_out,
-    fill_in,
-    listed,
-    refuse_beside,
-    require_named,
-)
+from apps.commands.arguments import check_out, fill_in, flag, listed, refuse_beside, require_named
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_facts
 from apps.opened_run import parse_heads
@@ -86,26 +78,22 @@ class ProbeForm(SubjectForm):
 
     card: Annotated[
         str | None,
-        arg(metavar="HEAD", help="Show everything about one head.", help_behavior_hint=""),
+        flag("HEAD", "Show everything about one head.", ""),
     ] = None
     all_heads: bool = False
     """Show every head of a large model, not only the top of each class."""
     probes: Annotated[
         tuple[str, ...],
-        arg(
-            metavar="PROBE",
-            help="Show the scores of these probes instead of labels.",
-            help_behavior_hint="",
-        ),
+        flag("PROBE", "Show the scores of these probes instead of labels.", ""),
     ] = ()
     all_checkpoints: bool = False
     """Show the scores at every checkpoint of a run, and when heads form."""
     sequences: Annotated[
         int | None,
-        arg(
-            metavar="N",
-            help="Sequences to read the model on.",
-            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, {PAIRS} repeated ones)",
+        flag(
+            "N",
+            "Sequences to read the model on.",
+            f"(default: {SEQUENCES} of a run's task, {PAIRS} repeated ones)",
         ),
     ] = None
 
@@ -187,8 +175,10 @@ def say_scores(
     from probes.tables import json_rows
 
     frame = score_table(subject.model, checked, form.probes, seed=form.seed)
-    say(f"{subject.title}; mean attention on each probe's cells, {counted(chosen.n, 'sequence')}")
-    say()
+    say(
+        f"{subject.title}; mean attention on each probe's cells, {counted(chosen.n, 'sequence')}",
+        "",
+    )
     say_facts(inputs_of(chosen, None if chosen.sequences is not None else frame.attrs["input"]))
     say()
     say_head_table(json_rows(frame))
@@ -208,8 +198,7 @@ def say_what_heads_do(
 
     tables = label_tables(subject.model, checked, seed=form.seed)
     rows = json_rows(tables["labels"])
-    say(subject.title)
-    say()
+    say(subject.title, "")
     pairs = tables["labels"].attrs["repeated_blocks"]
     say_facts([*inputs_of(chosen, pairs), *rows_scored(rows, chosen.task)])
     if card is None:
@@ -262,9 +251,9 @@ def film(form: ProbeForm, out: Path | None) -> int:
     frames = counted(frame["step"].nunique(), seen)
     say(
         f"{run.name}: {config.task} of length {config.length}, {frames}; mean "
-        f"attention on each probe's cells, {counted(n, 'unseen sequence')}"
+        f"attention on each probe's cells, {counted(n, 'unseen sequence')}",
+        "",
     )
-    say()
     say_film(json_rows(frame), onset_rows(onsets))
     if out is not None:
         write_and_say(out, {"dynamics": frame, "onsets": onsets})

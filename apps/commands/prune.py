@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from apps.commands.arguments import fill_in, gives, listed, refuse_beside
+from apps.commands.arguments import fill_in, flag, gives, listed, refuse_beside
 from apps.commands.subject_form import WHAT_THERE_IS, SubjectForm
 from apps.console import say, say_heading
 from apps.kept_sweeps import long_work
@@ -83,19 +83,15 @@ class PruneForm(SubjectForm):
 
     sequences: Annotated[
         int | None,
-        arg(
-            metavar="N",
-            help="Held-out sequences to measure on.",
-            help_behavior_hint=f"(default: {SEQUENCES} of a run's task, {TOPIC_SEQUENCES} texts)",
+        flag(
+            "N",
+            "Held-out sequences to measure on.",
+            f"(default: {SEQUENCES} of a run's task, {TOPIC_SEQUENCES} texts)",
         ),
     ] = None
     heads: Annotated[
         tuple[str, ...],
-        arg(
-            metavar="HEAD",
-            help="Heads to remove: L0H1 is head 1 of layer 0, counted from 0.",
-            help_behavior_hint="",
-        ),
+        flag("HEAD", "Heads to remove: L0H1 is head 1 of layer 0, counted from 0.", ""),
     ] = ()
     order: Annotated[
         Literal["greedy", "one-shot", "iterative", "learned", "worst-first", "random", "oracle"],
@@ -103,11 +99,11 @@ class PruneForm(SubjectForm):
     ] = "greedy"
     keep: Annotated[
         int | None,
-        arg(metavar="N", help="Heads to keep in all.", help_behavior_hint=""),
+        flag("N", "Heads to keep in all.", ""),
     ] = None
     curve: bool = False
     """Measure every step of the order, and random orders beside it."""
-    random_orders: Annotated[int, arg(metavar="N", help="Random orders beside a curve.")] = 20
+    random_orders: Annotated[int, flag("N", "Random orders beside a curve.")] = 20
     metric: Annotated[
         Literal["auto", "loss", "token_accuracy", "exact_match", "margin"],
         arg(
@@ -123,15 +119,13 @@ class PruneForm(SubjectForm):
         Literal["zero", "mean"],
         arg(help="What replaces a removed head: zeros, or its mean output as a constant."),
     ] = "zero"
-    fine_tune: Annotated[
-        int, arg(metavar="STEPS", help="Train the pruned model for this many more steps.")
-    ] = 0
+    fine_tune: Annotated[int, flag("STEPS", "Train the pruned model for this many more steps.")] = 0
     out: Annotated[
         str | None,
-        arg(
-            metavar="RUN|DIR",
-            help="Name of the new run, or a new folder; for a curve, the folder of its tables.",
-            help_behavior_hint="(default: WHAT-pruned, or WHAT-pruned-2 and so on, of a run)",
+        flag(
+            "RUN|DIR",
+            "Name of the new run, or a new folder; for a curve, the folder of its tables.",
+            "(default: WHAT-pruned, or WHAT-pruned-2 and so on, of a run)",
         ),
     ] = None
 
@@ -275,8 +269,10 @@ def say_tables(form: PruneForm, tables: "dict[str, pd.DataFrame]", *, text: bool
     own = [row for row in rows if row["order"] == form.order and row["seed"] in (None, form.seed)]
     say_curve(own, [row for row in band if row["metric"] == metric], text=text)
     if shared := curve.attrs["shared_sequences"]:
-        say()
-        say(f"{counted(shared, 'held-out sequence')} also among those that the order was chosen on")
+        say(
+            "",
+            f"{counted(shared, 'held-out sequence')} also among those that the order was chosen on",
+        )
     say()
     say_removable(json_rows(tables["removable"]))
 

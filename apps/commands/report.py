@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
-
-from apps.commands.arguments import RunName, check_out, fill_in
+from apps.commands.arguments import RunName, check_out, fill_in, flag
 from apps.console import remark, say_facts
 from apps.opened_run import remark_on_missing_files
 from lab.run_folders import Run, open_run
@@ -30,10 +28,10 @@ class ReportForm:
     run: RunName
     out: Annotated[
         str | None,
-        arg(
-            metavar="DIR",
-            help="Folder to write to; it must not be a run itself.",
-            help_behavior_hint="(default: the run's own folder)",
+        flag(
+            "DIR",
+            "Folder to write to; it must not be a run itself.",
+            "(default: the run's own folder)",
         ),
     ] = None
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
-from apps.commands.arguments import CheckpointStep, Device
+from apps.commands.arguments import CheckpointStep, Device, flag
 from lab.checks import require_whole
 from lab.packaged import KNOWN
 
@@ -23,18 +23,14 @@ a folder that save_pretrained or headlab wrote, or a GGUF file."""
 class ModelForm:
     """A model, and the folder for results."""
 
-    what: Annotated[Positional[str], arg(metavar="WHAT", help="The model to read (see above).")]
+    what: Annotated[Positional[str], flag("WHAT", "The model to read (see above).")]
     checkpoint: CheckpointStep = None
     sequences: int | None = None
     """Sequences to read the model on; each command has its own default."""
-    seed: Annotated[int, arg(metavar="N", help="Seed of everything that is drawn.")] = 0
+    seed: Annotated[int, flag("N", "Seed of everything that is drawn.")] = 0
     out: Annotated[
         str | None,
-        arg(
-            metavar="DIR",
-            help="Also write the results into this new folder: CSV, Parquet and JSON.",
-            help_behavior_hint="",
-        ),
+        flag("DIR", "Also write the results into this new folder: CSV, Parquet and JSON.", ""),
     ] = None
     device: Device = "auto"
 
@@ -51,27 +47,23 @@ class SubjectForm(ModelForm):
 
     text: Annotated[
         Path | None,
-        arg(
-            metavar="FILE",
-            help="Read the model on these prompts, one per line; for a run, symbols of its task.",
-            help_behavior_hint="",
+        flag(
+            "FILE",
+            "Read the model on these prompts, one per line; for a run, symbols of its task.",
+            "",
         ),
     ] = None
     jsonl: Annotated[
         Path | None,
-        arg(
-            metavar="FILE",
-            help='The same from JSON lines: a text, a list of ids, or {"text": ...}, {"ids": ...}.',
-            help_behavior_hint="",
+        flag(
+            "FILE",
+            'The same from JSON lines: a text, a list of ids, or {"text": ...}, {"ids": ...}.',
+            "",
         ),
     ] = None
     ids: Annotated[
         Path | None,
-        arg(
-            metavar="FILE",
-            help="The same from lines of token ids, with spaces or commas between.",
-            help_behavior_hint="",
-        ),
+        flag("FILE", "The same from lines of token ids, with spaces or commas between.", ""),
     ] = None
     repeated: bool = False
     """Read a run on repeated random tokens, as other models are read."""

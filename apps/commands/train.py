@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, Suppress, arg
 
-from apps.commands.arguments import asks_for_help, fill_in, gives, listed
+from apps.commands.arguments import asks_for_help, fill_in, flag, gives, listed
 from apps.commands.report import report_run
 from apps.commands.runs import unfinished_names
 from apps.console import is_main_process, say_facts
@@ -65,26 +65,24 @@ class TrainForm:
 
     preset: Annotated[
         Positional[str | None],
-        arg(metavar="PRESET", help="What to train, see above.", help_behavior_hint=""),
+        flag("PRESET", "What to train, see above.", ""),
     ] = None
     name: Annotated[
         str | None,
-        arg(
-            metavar="RUN",
-            help="Name of the new run.",
-            help_behavior_hint="(default: the preset's, with a number if it is taken)",
+        flag(
+            "RUN", "Name of the new run.", "(default: the preset's, with a number if it is taken)"
         ),
     ] = None
     resume: Annotated[
         str | None,
-        arg(metavar="RUN", help="Resume this run instead.", help_behavior_hint=""),
+        flag("RUN", "Resume this run instead.", ""),
     ] = None
     probe_every: Annotated[
         int | None,
-        arg(
-            metavar="STEPS",
-            help="Score all heads every STEPS steps; write film.csv and film.parquet into the run.",
-            help_behavior_hint="(default: a resumed run keeps its film)",
+        flag(
+            "STEPS",
+            "Score all heads every STEPS steps; write film.csv and film.parquet into the run.",
+            "(default: a resumed run keeps its film)",
         ),
     ] = None
     report: bool = True

@@ -84,6 +84,11 @@ class View:
         return files[CONFIG].sha256, files[weights_name(self.step)].sha256
 
     @property
+    def ablation(self) -> tuple[object, ...]:
+        """The key of cached numbers that depend on the ablated heads too."""
+        return (*self.identity, self.ablated, self.mode, self.gate)
+
+    @property
     def how(self) -> str:
         """The mode and the gate, in a few words."""
         return f"{self.mode}, gate {self.gate:g}" if self.gate else self.mode

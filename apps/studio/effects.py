@@ -9,9 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from apps.studio.address import Mode, View
+from apps.studio.address import View
 from apps.studio.models import (
-    Identity,
+    BY_ABLATION,
+    BY_CHECKPOINT,
     ablation_of,
     heads_of,
     kept_for_filling,
@@ -41,19 +42,15 @@ class Effect:
     """For each metric: delta, ci_low and ci_high, from a bootstrap over sequences."""
 
 
+@st.cache_data(max_entries=32, show_spinner="Measuring", hash_funcs=BY_CHECKPOINT)
 def intact_numbers(view: View) -> dict[str, float]:
     """Return loss, exact_match, token_accuracy and n_sequences of the whole model."""
-    return evaluated(view.identity, view)
-
-
-@st.cache_data(max_entries=32, show_spinner="Measuring")
-def evaluated(identity: Identity, _view: View) -> dict[str, float]:
-    """Evaluate a whole model on the sequences that training evaluated on."""
     from lab.evaluation import evaluate
 
-    return asdict(evaluate(weights(identity, _view), unseen(_view.run)))
+    return asdict(evaluate(weights(view), unseen(view.run)))
 
 
+@st.cache_data(max_entries=256, show_spinner="Measuring", hash_funcs=BY_ABLATION)
 def effect(view: View, *, constant: bool = False) -> Effect:
     """Return the effect of the view's ablation on the sequences that training evaluated on.
 
@@ -61,27 +58,14 @@ def effect(view: View, *, constant: bool = False) -> Effect:
         view: The view, with at least one ablated head.
         constant: Whether the mean is over all positions, as in a pruned model.
     """
-    return swept(view.identity, view.ablated, view.mode, view.gate, constant, view)
-
-
-@st.cache_data(max_entries=256, show_spinner="Measuring")
-def swept(
-    identity: Identity,
-    ablated: tuple[str, ...],
-    mode: Mode,
-    gate: float,
-    constant: bool,
-    _view: View,
-) -> Effect:
-    """Ablate the heads together and measure."""
     from probes.ablation.table import ablation_sweep
     from probes.tables import json_rows
 
     frame = ablation_sweep(
-        weights(identity, _view),
-        unseen(_view.run),
-        ablation_of(_view, constant=constant),
-        sets=[heads_of(_view)],
+        weights(view),
+        unseen(view.run),
+        ablation_of(view, constant=constant),
+        sets=[heads_of(view)],
     )
     rows = {row["metric"]: row for row in json_rows(frame)}
     n = {"n_sequences": next(iter(rows.values()))["n_sequences"]}
@@ -95,7 +79,7 @@ def swept(
 
 def joint_key(view: View) -> tuple[Any, ...]:
     """Return the key of the joint effect of a view's heads."""
-    return ("joint", view.identity, view.ablated, view.mode, view.gate)
+    return ("joint", *view.ablation)
 
 
 def joint_runs(view: View) -> int:
@@ -119,7 +103,7 @@ def joint_effect(view: View, progress: Progress) -> list[dict[str, Any]]:
 
     run = view.run
     frame = head_redundancy(
-        weights(view.identity, view),
+        weights(view),
         task_of(run).sample(SEQUENCES, seed=run.config.seed, split="test"),
         {"chosen": heads_of(view)},
         ablation=ablation_of(view),
@@ -141,16 +125,16 @@ def measured_curve(view: View, progress: Progress) -> Curve | None:
     from probes.pruning.plan import PruningPlan
     from probes.tables import json_rows
 
-    identity, run = view.identity, view.run
+    run = view.run
     frame = pruning_curve(
-        weights(identity, view),
+        weights(view),
         kept_for_filling(run)[:CURVE_SEQUENCES],
         ORDER,
         held_out=unseen(run)[:CURVE_SEQUENCES],
         plan=PruningPlan(
             metrics=METRIC,
             mode=view.mode,
-            reference=reference(identity, True, view) if view.mode == "mean" else None,
+            reference=reference(view, constant=True) if view.mode == "mean" else None,
         ),
         execution=Execution(progress=progress),
     )

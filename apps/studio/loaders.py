@@ -2,7 +2,7 @@
 
 No number is computed here. Functions that need a model import torch; this module does not, because
 the first screen is drawn from files. Cached functions have small keys (digests,
-labels, texts); an argument with an underscore is no part of the key and must follow from the rest.
+labels, texts); a View enters by its digests (`hash_funcs`), a Run with an underscore not at all.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from apps.studio.address import Mode, View
-from apps.studio.effects import Identity, intact_numbers
-from apps.studio.models import gates_of, heads_of, reference, task_of, unseen, weights
+from apps.studio.address import View
+from apps.studio.effects import intact_numbers
+from apps.studio.models import (
+    BY_ABLATION,
+    BY_CHECKPOINT,
+    gates_of,
+    heads_of,
+    reference,
+    task_of,
+    unseen,
+    weights,
+)
 from lab.durable import read_json
 from lab.naming import head_label
 from lab.run_folders import Run, check_run_name, list_runs, runs_home
@@ -78,7 +87,7 @@ def screen(view: View) -> dict[str, Any]:
         reported = read_screen(entry.sha256, view.run)
         if reported["schema_version"] == SCREEN_VERSION and reported["step"] == view.step:
             return reported
-    return measured_screen(view.identity, view)
+    return measured_screen(view)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -113,15 +122,15 @@ def reported_curve(view: View) -> "Curve | None":
     return read_curve(run.file(FILE), run.file(SPARE_FILE))
 
 
-@st.cache_data(max_entries=32, show_spinner="Measuring the heads")
-def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
+@st.cache_data(max_entries=32, show_spinner="Measuring the heads", hash_funcs=BY_CHECKPOINT)
+def measured_screen(view: View) -> dict[str, Any]:
     """Measure the data that a report would have of a checkpoint."""
     from probes.attention.heads import score_heads
     from probes.attention.maps import LONGEST, sequence_maps
     from probes.labels.head_labels import label_heads
     from probes.report.first_screen import screen_data, sentence_about
 
-    run, model = _view.run, weights(identity, _view)
+    run, model = view.run, weights(view)
     task, config = task_of(run), run.config
     batch = task.sample(PROBED_SEQUENCES, seed=config.seed, split="test")
     one = batch.tokens[:1, :LONGEST]
@@ -135,12 +144,12 @@ def measured_screen(identity: Identity, _view: View) -> dict[str, Any]:
         facts={
             "run": run.name,
             "task": config.task,
-            "step": _view.step,
-            "checkpoint_sha256": identity[1],
+            "step": view.step,
+            "checkpoint_sha256": view.identity[1],
             "n_layers": config.model.n_layers,
             "n_heads": config.model.n_heads,
         },
-        accuracy=intact_numbers(_view),
+        accuracy=intact_numbers(view),
         sentence=sentence_about(heads, config.task, labels),
     )
 
@@ -159,7 +168,7 @@ def export_pruned(view: View, name: str) -> dict[str, Any]:
 
     check_run_name(name)
     out = runs_home() / name
-    mean = reference(view.identity, True, view) if view.mode == "mean" else None
+    mean = reference(view, constant=True) if view.mode == "mean" else None
     done = export_pruned_run(
         view.run,
         heads_of(view),
@@ -178,38 +187,27 @@ def export_pruned(view: View, name: str) -> dict[str, Any]:
     }
 
 
+@st.cache_data(
+    max_entries=64,
+    show_spinner="Reading",
+    hash_funcs={View: lambda view: (view.ablation, view.temperature)},
+)
 def reading(view: View, text: str) -> Reading:
     """Return the maps and the answer of a view on a text.
 
     Raises:
         ValueError: The task cannot read the text.
     """
-    return read_sequence(
-        view.identity, view.ablated, view.mode, view.gate, text, view.temperature, view
-    )
-
-
-@st.cache_data(max_entries=64, show_spinner="Reading")
-def read_sequence(
-    identity: Identity,
-    ablated: tuple[str, ...],
-    mode: Mode,
-    gate: float,
-    text: str,
-    temperature: float,
-    _view: View,
-) -> Reading:
-    """Run a model on one sequence and read its heads and its answer."""
     from lab.config import SampleConfig
     from lab.generation import generate
     from probes.attention.maps import sequence_maps
 
-    task = task_of(_view.run)
+    task = task_of(view.run)
     symbols = task.read(text)
     prompt, whole = task.prompts(symbols), task.sequences(symbols).tokens
-    model, gates = weights(identity, _view), gates_of(_view)
+    model, gates = weights(view), gates_of(view)
     given = prompt.shape[1]
-    drawn = SampleConfig(temperature=temperature, seed=0)
+    drawn = SampleConfig(temperature=view.temperature, seed=0)
     answer = generate(model, prompt, drawn, whole.shape[1] - given, gates=gates)
     maps = sequence_maps(GatedModel(model, gates), whole)
     return Reading(
@@ -277,24 +275,15 @@ def example_text(screen: Mapping[str, Any], run: Run) -> str:
     return "".join(letters[: task_of(run).n_given])
 
 
+@st.cache_data(max_entries=64, show_spinner="Reading", hash_funcs=BY_ABLATION)
 def next_tokens(view: View, text: str) -> NextTokens:
     """Return the next-token probabilities along the answer, with and without the ablation."""
-    return read_next_tokens(view.identity, view.ablated, view.mode, view.gate, text, view)
-
-
-@st.cache_data(max_entries=64, show_spinner="Reading")
-def read_next_tokens(
-    identity: Identity, ablated: tuple[str, ...], mode: Mode, gate: float, text: str, _view: View
-) -> NextTokens:
-    """Read the probabilities of the next symbol along the right answer."""
     from probes.writing.next_token import next_token_table
 
-    task = task_of(_view.run)
+    task = task_of(view.run)
     symbols = task.read(text)
     whole, given = task.sequences(symbols).tokens, task.prompts(symbols).shape[1]
-    table = next_token_table(
-        weights(identity, _view), whole, gates=gates_of(_view), vocab=task.vocab
-    )
+    table = next_token_table(weights(view), whole, gates=gates_of(view), vocab=task.vocab)
     columns = ["token", "baseline", "gated"]
     by_place = dict(list(table.groupby("query_pos")[columns]))
     return NextTokens(

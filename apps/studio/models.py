@@ -4,7 +4,8 @@ The functions import torch; this module does not. All sessions share the models,
 change one: an ablation is an argument of the forward pass.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
@@ -21,16 +22,18 @@ if TYPE_CHECKING:
 REFERENCE_SEQUENCES = 256
 """Sequences whose mean fills the gap of a head in mode 'mean'."""
 
-Identity = tuple[str, str]
-"""Digests of a run's config and of a checkpoint's weights: see View.identity."""
+BY_CHECKPOINT: dict[str | type[Any], Callable[[Any], Any]] = {View: lambda view: view.identity}
+"""For Streamlit's caches: a result that depends on the checkpoint alone."""
+BY_ABLATION: dict[str | type[Any], Callable[[Any], Any]] = {View: lambda view: view.ablation}
+"""A result that depends on the ablated heads too."""
 
 
-@st.cache_resource(max_entries=4, show_spinner="Loading the model")
-def weights(identity: Identity, _view: View) -> "HookedGPT":
+@st.cache_resource(max_entries=4, show_spinner="Loading the model", hash_funcs=BY_CHECKPOINT)
+def weights(view: View) -> "HookedGPT":
     """Return a checkpoint's model; all sessions share it, so do not change it."""
     from lab.hooked_gpt import HookedGPT
 
-    return HookedGPT.load(_view.run.checkpoint(_view.step)).eval().requires_grad_(False)
+    return HookedGPT.load(view.run.checkpoint(view.step)).eval().requires_grad_(False)
 
 
 def task_of(run: Run) -> "Task":
@@ -52,37 +55,35 @@ def kept_for_filling(run: Run) -> "Batch":
     return task_of(run).sample(REFERENCE_SEQUENCES, seed=run.config.seed, split="reference")
 
 
-@st.cache_resource(max_entries=8, show_spinner=False)
-def reference(identity: Identity, constant: bool, _view: View) -> "Reference":
+@st.cache_resource(max_entries=8, show_spinner=False, hash_funcs=BY_CHECKPOINT)
+def reference(view: View, *, constant: bool) -> "Reference":
     """Return the mean of every head over the task's reference sequences.
 
     With `constant`, it is the mean over positions too, which pruning can fold into a bias.
     """
     from probes.ablation.table import mean_reference
 
-    model = weights(identity, _view)
-    return mean_reference(model, kept_for_filling(_view.run), per_position=not constant)
+    return mean_reference(weights(view), kept_for_filling(view.run), per_position=not constant)
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
-def donors(identity: Identity, _view: View) -> "Donors":
+@st.cache_resource(max_entries=4, show_spinner=False, hash_funcs=BY_CHECKPOINT)
+def donors(view: View) -> "Donors":
     """Return every head's output on the sequences that `headlab ablate` resamples."""
     from apps.scored_sequences import DONORS
     from probes.ablation.table import head_donors
 
-    return head_donors(weights(identity, _view), kept_for_filling(_view.run)[:DONORS])
+    return head_donors(weights(view), kept_for_filling(view.run)[:DONORS])
 
 
 def ablation_of(view: View, *, constant: bool = False) -> "Ablation":
     """Return the view's ablation as the argument of a sweep."""
     from probes.ablation.sweep import Ablation
 
-    identity = view.identity
     return Ablation(
         mode=view.mode,
         value=view.gate,
-        reference=reference(identity, constant, view) if view.mode == "mean" else None,
-        donors=donors(identity, view) if view.mode == "resample" else None,
+        reference=reference(view, constant=constant) if view.mode == "mean" else None,
+        donors=donors(view) if view.mode == "resample" else None,
     )
 
 
@@ -95,16 +96,11 @@ def gates_of(view: View) -> "HeadGates | GateTensors | None":
         return None
     from lab.gates import HeadGates
 
-    identity = view.identity
-    model = weights(identity, view)
-    heads = heads_of(view)
+    model, heads = weights(view), heads_of(view)
     if view.mode == "zero":
         return HeadGates.ablate(heads, like=model, value=view.gate)
-    fill = (
-        reference(identity, False, view)
-        if view.mode == "mean"
-        else donors(identity, view).references()[0]
-    )
+    mean = view.mode == "mean"
+    fill = reference(view, constant=False) if mean else donors(view).references()[0]
     return HeadGates.ablate(heads, like=model, fill=fill, value=view.gate).tensors(model, [fill])
 
 

@@ -149,11 +149,9 @@ def head_map(view: View, scene: Scene, *, name: str = "map", size: int = 460) ->
         st.text("The sequence is too long to draw its map.")
         return
     with st.container(key=name):
-        st.altair_chart(
+        widgets.drawing(
             charts.attention_map(maps[scene.head], tokens, high=high, size=size),
-            width="content",
-            theme=None,
-            alt=f"Attention map of {scene.head}: query by key",
+            f"Attention map of {scene.head}: query by key",
         )
 
 
@@ -217,11 +215,9 @@ def answers(scene: Scene) -> dict[str, list[str]]:
     if view.ablated:
         rows["ablated"] = loaders.reading(view, text).answer
     with st.container(key="answers"):
-        st.altair_chart(
+        widgets.drawing(
             charts.answer_strip(rows, whole.expected),
-            width="content",
-            theme=None,
-            alt="Answers symbol by symbol: expected, baseline, ablated",
+            "Answers symbol by symbol: expected, baseline, ablated",
         )
     return rows
 

@@ -244,6 +244,11 @@ def long_work(
     return done[key]
 
 
+def drawing(chart: Any, alt_text: str) -> None:
+    """Show a chart at its own size, with a text for screen readers."""
+    st.altair_chart(chart, width="content", theme=None, alt=alt_text)
+
+
 def column_title(kind: str, view: View, name: str) -> None:
     """Draw the title of a column: the model that it shows, in that model's colour."""
     with st.container(key=f"title_{kind}_{name}"):

@@ -68,8 +68,7 @@ def say_sweep(rows: Sequence[Row], *, everything: bool = False) -> None:
 
 def say_set(rows: Sequence[Row]) -> None:
     """Print every metric of the whole model beside the same without one set of heads."""
-    say(f"ablated together: {rows[0]['heads'].replace(',', ', ')}")
-    say()
+    say(f"ablated together: {rows[0]['heads'].replace(',', ', ')}", "")
     lines = [
         [metric_title(row), metric(row["baseline"]), metric(row["ablated"]), *change_cells(row)]
         for row in rows
@@ -88,8 +87,7 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
     sizes = [abs(row["interaction"]) for row in rows]
     n_interacting = sum(size >= INTERACTS * sizes[0] for size in sizes)
     shown = rows if everything else rows[: min(n_interacting, TOP)]
-    say(f"{changes_of(rows[0])}; sorted by the size of the interaction")
-    say()
+    say(f"{changes_of(rows[0])}; sorted by the size of the interaction", "")
     lines = [
         [
             f"{head_label(row['layer'], row['head'])} "
@@ -102,10 +100,10 @@ def say_pairs(rows: Sequence[Row], *, everything: bool = False) -> None:
     titles = ["first\nalone", "second\nalone", "both", "beyond\nthe sum"]
     say_table(["without", *titles, "95 % interval\nof that"], lines, words=(0, 5))
     if len(shown) < len(rows):
-        say()
         say(
+            "",
             f"the other {counted(len(rows) - len(shown), 'pair')}: at most "
-            f"{sizes[len(shown)]:.1e} of interaction, either way; shown with --all-heads"
+            f"{sizes[len(shown)]:.1e} of interaction, either way; shown with --all-heads",
         )
 
 
@@ -118,8 +116,7 @@ def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
         n_heads: Heads of the model; heads without a label belong to no group.
     """
     groups = [row for row in rows if row["head"] is None]
-    say(changes_of(rows[0]))
-    say()
+    say(changes_of(rows[0]), "")
     titles = ["together", "95 % interval", "sum of\nsingle ones", "as many\nothers"]
     say_table(
         ["group", "heads", *titles, "of the\nsame layers"],
@@ -154,8 +151,9 @@ def say_groups(rows: Sequence[Row], task: str | None, n_heads: int) -> None:
     )
     left_out = n_heads - sum(row["head"] is not None for row in rows)
     if left_out:
-        say()
-        say(f"not measured: {counted(left_out, 'head')} of {n_heads} without a label of a group")
+        say(
+            "", f"not measured: {counted(left_out, 'head')} of {n_heads} without a label of a group"
+        )
 
 
 def changes_of(row: Row) -> str:

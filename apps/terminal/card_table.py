@@ -21,31 +21,27 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
     n_heads = len(built) // len(labelers)
     say(
         f"{grouped(n_models)} planted models of seeds {seeds[0]} to {seeds[-1]}, "
-        f"{grouped(n_heads)} heads; the labels' thresholds were chosen on seeds 0 to 99"
+        f"{grouped(n_heads)} heads; the labels' thresholds were chosen on seeds 0 to 99",
+        "heads of gain 6 or more, and those that must not be named; mixtures are listed apart;",
+        "macro: mean over the classes that a labeler knows",
+        "",
     )
-    say("heads of gain 6 or more, and those that must not be named; mixtures are listed apart;")
-    say("macro: mean over the classes that a labeler knows")
-    say()
     say_grades(card.grades, labelers)
-    say()
-    say(f"what heads of each kind were called by {ours}")
-    say()
+    say("", f"what heads of each kind were called by {ours}", "")
     say_confusion(card.confusion[card.confusion["labeler"] == ours])
-    say()
-    say(f"share of heads that {ours} calls by their name, by what is hard about them")
-    say()
+    say("", f"share of heads that {ours} calls by their name, by what is hard about them", "")
     variants = card.variants[card.variants["labeler"] == ours].to_dict("records")
     rows = [
         [row["variant"], grouped(row["n_heads"]), decimals(row["right"], 3)] for row in variants
     ]
     say_table(["", "heads", "right"], rows)
-    say()
-    say(f"share of heads that {ours} calls by their name, by gain (a target scores that much more)")
-    say()
+    say(
+        "",
+        f"share of heads that {ours} calls by their name, by gain (a target scores that much more)",
+        "",
+    )
     say_recall(card.recall[card.recall["labeler"] == ours])
-    say()
-    say(f"what {ours} says beside a label")
-    say()
+    say("", f"what {ours} says beside a label", "")
     rows = [
         [
             row["flag"],
@@ -57,9 +53,11 @@ def say_card(card: "Card", seeds: Sequence[int]) -> None:
         for row in card.flags.to_dict("records")
     ]
     say_table(["flag", "heads", "precision", "recall", "is"], rows, words=(0, 4))
-    say()
-    say("heads of models with random weights that were named: other than none, broad, uniform")
-    say()
+    say(
+        "",
+        "heads of models with random weights that were named: other than none, broad, uniform",
+        "",
+    )
     rows = [
         [
             row["labeler"],

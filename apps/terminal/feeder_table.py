@@ -26,8 +26,7 @@ def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
         rows: Rows of the feeders table.
         everything: Whether to show every head, or only the feeding heads and a few more.
     """
-    say(summary(rows))
-    say()
+    say(summary(rows), "")
     lines, hidden = [], 0
     frozen = any(row["frozen_loss_delta"] is not None for row in rows)
     for target in dict.fromkeys(target_of(row) for row in rows):
@@ -52,8 +51,7 @@ def say_feeders(rows: Sequence[Row], *, everything: bool = False) -> None:
     header += [*(["attention\nfrozen"] if frozen else [])]
     say_table([*header, "K comp.", "feeds"], lines, words=(0, 1, 5, len(header) + 1))
     if any(row["n_controls"] == 0 for row in rows):
-        say()
-        say("control -: every other earlier head attends to the previous token")
+        say("", "control -: every other earlier head attends to the previous token")
     if hidden:
         say()
         more = counted(hidden, "more row")

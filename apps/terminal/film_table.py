@@ -37,8 +37,7 @@ def say_film(film: Sequence[Row], onsets: Sequence[Row]) -> None:
     if not onsets:
         say("no head forms: no chance-corrected score rises by 0.2 after the first step")
         return
-    say("when heads form: each head with its clearest probe at the end")
-    say()
+    say("when heads form: each head with its clearest probe at the end", "")
     say_table(
         ["head", "probe", "between steps", "score", "highest", "last"],
         [onset_cells(row) for row in clearest_onsets(onsets)],

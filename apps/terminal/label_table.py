@@ -57,18 +57,20 @@ def say_labels(rows: Sequence[Row], *, everything: bool = False, task: str | Non
         task: The task that the model was read on, if it was.
     """
     say_facts([("labels", counted(rows, task))])
-    say()
-    say("score: attention on the targets; effect: score, minus the control for content classes")
-    say()
+    say(
+        "",
+        "score: attention on the targets; effect: score, minus the control for content classes",
+        "",
+    )
     chosen = list(rows)
     if len(rows) > FEW_HEADS and not everything:
         chosen = [row for label in labels_in(rows) for row in top_heads(rows, label)]
     say_table(LABEL_COLUMNS, [label_cells(row, task) for row in chosen], words=(0, 1, 5, 8, 9))
     if len(chosen) < len(rows):
-        say()
         say(
+            "",
             f"the top {TOP} of each class; {grouped(len(rows) - len(chosen))} more heads with "
-            "--all-heads, and everything about one head with --card"
+            "--all-heads, and everything about one head with --card",
         )
 
 
@@ -160,9 +162,7 @@ def say_card(row: Row, evidence: Sequence[Row], task: str | None = None) -> None
         evidence: Its rows of the evidence table, a class each.
         task: The task that the model was read on, if it was.
     """
-    say(card_title(row, task))
-    say(row["reason"])
-    say()
+    say(card_title(row, task), row["reason"], "")
     say_facts(card_facts(row))
     say()
     say_table(EVIDENCE_COLUMNS, [evidence_cells(one, task) for one in evidence], words=(0, 4, 8))

@@ -71,8 +71,7 @@ def say_curve(rows: Sequence[Row], band: Sequence[Row], *, text: bool = False) -
             of = ("median", "low", "high")
             lines[-1] += [MISSING] * 3 if drawn is None else [write(drawn[name]) for name in of]
     title = "perplexity, exp(loss)," if in_nats else metric_title(rows[0])
-    say(f"{title} after each removal, order {order_of(rows[0])}")
-    say()
+    say(f"{title} after each removal, order {order_of(rows[0])}", "")
     say_table(header, lines, words=(1, header.index("95 % interval")))
 
 
@@ -86,9 +85,9 @@ def say_removable(rows: Sequence[Row]) -> None:
     of_them = " (random: median, range)" if random else ""
     say(
         f"heads that can be removed, of {rows[0]['n_heads']}, "
-        f"if held out worsens by at most{of_them}"
+        f"if held out worsens by at most{of_them}",
+        "",
     )
-    say()
     say_table(
         ["metric", "order", *(per_cent(share) for share in shares)],
         [

@@ -189,11 +189,11 @@ USAGE = {
     "you mean 'mean'?)",
     "train reversal --model.act-fn gelo": "unknown --model.act-fn 'gelo'; choose from gelu, "
     "gelu_new, relu, silu, solu, solu_ln (did you mean 'gelu'?)",
-    "ablate tiny --heads": "--heads must name at least one, got none; write --heads L0H1, or "
+    "ablate tiny --heads": "--heads needs at least one value, got none; write --heads L0H1, or "
     "leave it out",
-    "probe tiny --probes": "--probes must name at least one, got none; write --probes sources, or "
-    "leave it out",
-    "generate tiny abcd --ablate": "--ablate must name at least one, got none; write --ablate "
+    "probe tiny --probes": "--probes needs at least one value, got none; write --probes sources, "
+    "or leave it out",
+    "generate tiny abcd --ablate": "--ablate needs at least one value, got none; write --ablate "
     "L0H1, or leave it out",
 }
 

@@ -77,7 +77,7 @@ def test_some_heads_together_stand_beside_the_whole_model(
     code, out, err = headlab("ablate", "tiny", *FEW, "--heads", *written)
     assert (code, err) == (0, "")
     assert out.startswith("tiny: reversal of length 4, step 60\n")
-    assert "zero: a head writes zeros" in out
+    assert "zero: a head's output is replaced with zeros" in out
     assert "ablated together: L0H0, L0H1\n" in out
     model, batch = HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 50)
     gates = HeadGates.ablate([(0, 0), (0, 1)], like=model)
@@ -136,7 +136,7 @@ def test_modes_differ_and_say_what_the_head_writes(headlab: Headlab, tiny_home: 
     ablated = [table(out)["loss (nats)"] for out in printed.values()]
     assert len({row[0] for row in ablated}) == 1
     assert len({row[1] for row in ablated}) == 3
-    assert "(of 256 sequences of reversal kept for that)" in printed["mean"]
+    assert "(of 256 other sequences of reversal)" in printed["mean"]
     model, config = HookedGPT.load(tiny_home / "tiny"), open_run(tiny_home / "tiny").config
     task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
     donors = head_donors(model, task.sample(8, seed=config.seed, split="reference"))
@@ -156,7 +156,7 @@ def test_a_part_of_a_head_can_go_and_anything_be_measured(
     asked = ("--heads", "L0H0", "--value", "0.5", "--metrics", "margin", "kl")
     code, out, _ = headlab("ablate", "tiny", *FEW, *asked)
     assert code == 0
-    assert "it keeps 0.5 of its own" in out
+    assert "the head keeps 0.5 of its own" in out
     model, batch = HookedGPT.load(tiny_home / "tiny"), unseen(tiny_home, 50)
     frame = ablation_sweep(
         model, batch, Ablation(value=0.5), sets=[[(0, 0)]], metrics=["margin", "kl"]
@@ -183,7 +183,7 @@ def test_pairs_show_what_is_beyond_the_sum(headlab: Headlab, tiny_home: Path) ->
     sizes = frame["interaction"].abs().tolist()
     assert sizes[1] < 0.01 * sizes[0]  # what does not interact is counted
     assert list(shown) == names[:1] == ["L0H0 L0H1"]
-    assert f"the other 2 pairs: at most {sizes[1]:.1e} beyond the sum" in out
+    assert f"the other 2 pairs: at most {sizes[1]:.1e} of interaction" in out
     everything = headlab("ablate", "tiny", *FEW, "--pairs", *heads, "--all-heads")[1]
     assert list(table(everything)) == names
     assert "the other" not in everything
@@ -242,7 +242,7 @@ def test_prompts_count_every_token_but_no_padding(
     assert float(table(out)["loss (nats)"][0]) == pytest.approx(sum(losses) / 6, abs=1e-4)
     code, out, err = headlab(*asked, "--mode", "mean")
     assert (code, out) == (2, "")
-    assert "prompts must be of one length for --mode mean" in err
+    assert "prompts must have one length for --mode mean" in err
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_what_is_printed_is_written(
     assert (kept.attrs["table"], kept.attrs["run"], kept.attrs["step"]) == (name, "tiny", 60)
     told = json.loads((folder / f"{name}.json").read_text())
     assert told["rows"] == json_rows(kept)
-    assert told["provenance"]["scored"] == "rows whose logits predict an answer token"
+    assert told["provenance"]["scored"] == "query rows whose logits predict an answer token"
     assert len(pd.read_csv(folder / f"{name}.csv")) == len(kept)
     pictures = {path.stem for path in folder.glob("*.png")}
     for path in folder.glob("*.png"):
@@ -266,8 +266,9 @@ def test_what_is_printed_is_written(
             assert picture.info["Description"] == (
                 "tiny: reversal of length 4, step 60 | "
                 "input: 50 unseen sequences of reversal; all begin with id 0 <bos> | "
-                "scored: rows whose logits predict an answer token | "
-                "ablated: zero: a head writes zeros | interval: 95 %, sequences resampled"
+                "scored: query rows whose logits predict an answer token | "
+                "ablated: zero: a head's output is replaced with zeros | "
+                "interval: 95 %, bootstrap over sequences"
             )
     groups = {f"joint-{group}" for group in kept["group"]} if name == "redundancy" else {name}
     assert pictures == groups
@@ -283,7 +284,10 @@ def test_what_is_printed_is_written(
         ("tiny --pairs --metrics margin loss", "--metrics must be one with --pairs, got margin lo"),
         ("tiny --pairs --heads L0H0", "heads to pair must be 2 to 64, got 1 head; name the ones"),
         ("tiny --value 2", "value must be a number from 0 to 1, got 2.0"),
-        ("tiny --metrics", "--metrics must name at least one, got none; write --metrics loss, or"),
+        (
+            "tiny --metrics",
+            "--metrics needs at least one value, got none; write --metrics loss, or",
+        ),
         ("tiny --metrics perplexity", "unknown --metrics 'perplexity'; choose from exact_match, k"),
         ("tiny --sequences 0", "--sequences must be a whole number of at least 1, got 0"),
         ("SAVED --heads L1H0", "head L1H0 was pruned from this model"),
@@ -320,8 +324,7 @@ def test_an_interrupted_command_goes_on_when_it_is_given_again(
     (folder,) = kept.iterdir()
     assert (code, out) == (130, "")
     assert err == (
-        "headlab: stopped; what is done is kept, and the same command goes on from there "
-        f"({folder})\n"
+        f"headlab: stopped; progress is saved; run the same command to resume ({folder})\n"
     )
     assert len(list(folder.glob("chunk-*.npz"))) == 2
     runs: list[int] = []

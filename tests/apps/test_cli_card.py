@@ -46,7 +46,7 @@ def small(monkeypatch):
 def test_card_prints_grades_confusions_and_false_positives(small, capsys):
     assert main(["card", "--seeds", "tuning"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("1 planted models of seeds 0 to 99, 2 heads; the labels' cuts were")
+    assert out.startswith("1 planted models of seeds 0 to 99, 2 heads; the labels' thresholds were")
     wanted = ("precision", "PR-AUC", "detect_head at 0.4", "bare means at 0.4", "macro", "silent")
     for text in (
         *wanted,

@@ -97,7 +97,7 @@ def test_generate_shows_prompt_answer_and_what_is_right(headlab: Headlab) -> Non
 
 def test_generate_says_that_a_short_prompt_is_new_ground(headlab: Headlab) -> None:
     out = headlab("generate", "tiny", "ab")[1]
-    assert out.endswith("note      trained on 4 symbols only; 2 are new ground to it\n")
+    assert out.endswith("note      trained on 4 symbols only; it never saw inputs of 2\n")
 
 
 def test_generate_draws_by_seed_and_temperature(headlab: Headlab) -> None:

@@ -79,7 +79,7 @@ def test_targets_and_heads_can_be_named_and_all_is_written(
     asked = ("--targets", "L1H0", "--heads", "L0H1", "L0H2", "--mode", "mean")
     code, out, err = headlab("feeders", str(circuit), *asked, "--out", str(tmp_path / "out"))
     assert (code, err) == (0, "")
-    assert "1 head watched; no single head is seen to feed one\n" in out  # no row of several
+    assert "1 head watched; no single head feeds one measurably\n" in out  # no row of several
     kept = pd.read_parquet(tmp_path / "out" / "feeders.parquet")
     assert kept["heads"].tolist() == ["L0H1", "L0H2"]
     assert kept["mode"].unique().tolist() == ["mean"]
@@ -100,7 +100,7 @@ def test_what_cannot_be_told_is_no_no(headlab: Headlab, circuit: Path) -> None:
         ("tiny", "targets must be induction heads, of an induction score of 0.4 or more above"),
         ("CIRCUIT --targets L9H0", "unknown head 'L9H0'; choose from L0H0, L0H1"),
         ("CIRCUIT --heads L1H1", "feeders must stand in layers before their target, got L1H1"),
-        ("CIRCUIT --targets", "--targets must name at least one, got none; write --targets L5H1"),
+        ("CIRCUIT --targets", "--targets needs at least one value, got none; write --targets L5H1"),
         ("CIRCUIT --text x", "unknown option '--text'; `headlab feeders --help` lists them"),
     ],
 )

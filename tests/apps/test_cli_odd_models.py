@@ -98,14 +98,14 @@ def test_a_missing_number_of_any_kind_is_a_dash(
 
 def test_a_model_without_heads_is_a_sentence(headlab: Headlab, tmp_path: Path) -> None:
     sentence = (
-        "nothing: copy of length 2, step 2; every head was pruned, so there is none to look at\n"
+        "nothing: copy of length 2, step 2; every head was pruned, so there is nothing to probe\n"
     )
     assert headlab("probe", "nothing", *FEW) == (0, sentence, "")
     probes = [("probe", *flags, "--out", "p") for flags in ((), ("--all-checkpoints",))]
     prune = ("prune", "--keep", "0")
     for command, *flags in (("ablate",), ("importance",), ("feeders",), prune, *probes):
         code, _, err = headlab(command, "nothing", *flags)  # nothing is written: no success
-        refused = "headlab: error: WHAT must be a model with heads, got 'nothing', all of"
+        refused = "headlab: error: WHAT must be a model with heads, got 'nothing', whose"
         assert (code, err.startswith(refused), err.count("\n")) == (2, True, 1)
     lines = [(name, "--heads", "L0H0") for name in ("ablate", "prune")]
     for line in (*lines, ("probe", "--card", "L0H0")):

@@ -45,7 +45,7 @@ def test_removes_a_layer_and_prints_the_proof(
         "whole model", "heads ablated", "heads removed",
     ]  # fmt: skip
     assert "forward pass of 40 sequences, median of 7" in printed
-    assert "labels of 4 heads left, before and now; 0 changed" in printed
+    assert "labels of the 4 remaining heads, before and now; 0 changed" in printed
     left = cells(printed, 2)
     assert [row[0] for row in left] == ["L0H0", "L0H1", "L0H2", "L0H3"]
     assert all(row[1] == row[3] == "reversal (strong)" for row in left)
@@ -95,7 +95,7 @@ def test_removes_a_layer_and_prints_the_proof(
             "--random-orders must be a whole number of at least 1, got 0",
         ),
         (["reversal", "--keep", "3", "--random-orders", "2"], "must be left out without --curve"),
-        (["reversal", "--keep", "3", "--normalise", "layer"], "left out with --order greedy"),
+        (["reversal", "--keep", "3", "--normalise", "layer"], "no effect with --order greedy"),
         (
             ["reversal", "--heads", "L0H0", "--metric", "loss"],
             "--metric must be left out with --he",
@@ -128,7 +128,7 @@ def test_a_place_in_a_sealed_run_and_a_model_without_heads(
     assert main(["prune", "reversal", "--heads", *heads, "--out", "none", *few]) == 0
     assert "headlab probe" not in capsys.readouterr().out
     assert main(["prune", "none", "--keep", "0", *few]) == 2
-    assert "got 'none', all of whose heads are gone" in capsys.readouterr().err
+    assert "got 'none', whose heads were all pruned" in capsys.readouterr().err
 
 
 def cells(printed: str, nth: int) -> list[list[str]]:
@@ -150,7 +150,7 @@ def test_an_order_is_followed_until_so_many_heads_are_left(
     curve = pd.read_parquet(run.path / "pruning" / "pruning.parquet")
     assert curve.attrs["chosen_by"] == "margin"
     assert re.search(r" median +least +largest$", printed, re.M)
-    assert "where held out is worse by at most (random: median, range)" in printed
+    assert "if held out worsens by at most (random: median, range)" in printed
     assert set(curve["order"]) == {"greedy", "random"}
     assert curve["seed"].dropna().nunique() == 3
     own = curve[(curve["order"] == "greedy") & (curve["metric"] == "margin")]
@@ -177,7 +177,7 @@ def test_a_curve_alone_leaves_no_model(
     assert "parity" not in printed
     curve = pd.read_parquet(tmp_path / "deep" / "tables" / "pruning.parquet")
     assert curve["order"].unique().tolist() == ["one-shot"]
-    assert curve.attrs["selection"] == "256 sequences of reversal kept for that"
+    assert curve.attrs["selection"] == "256 other sequences of reversal"
 
 
 def test_a_model_that_is_no_run_becomes_a_folder(
@@ -197,13 +197,13 @@ def test_a_model_that_is_no_run_becomes_a_folder(
     pruned = HookedGPT.load(tmp_path / "smaller")
     assert sum(pruned.config.n_heads_of(layer) for layer in range(2)) == 2
     assert json.loads((tmp_path / "smaller" / "parity.json").read_text())["holds"]
-    assert "labels of 2 heads left, before and now" in printed
+    assert "labels of the 2 remaining heads, before and now" in printed
     assert len(pd.read_csv(tmp_path / "smaller" / "pruning" / "survivors.csv")) == 2
     monkeypatch.setattr("apps.pruned_model.MOST_LABELLED", 5)
     curve = ("--curve", "--random-orders", "2")
     assert main([*asked, *curve, "--out", str(tmp_path / "large")]) == 0
     printed = capsys.readouterr().out
-    assert "/large says what the heads that are left do\n" in printed
+    assert "/large shows what the remaining heads do\n" in printed
     assert not (tmp_path / "large" / "pruning" / "survivors.csv").exists()
     # What a model without a task loses is read as perplexity, and kept in nats.
     assert "perplexity, exp(loss), after each removal, order random, seed 3\n" in printed
@@ -223,7 +223,7 @@ def test_a_pruned_run_can_be_trained_on(home: Path, capsys: pytest.CaptureFixtur
     assert re.search(r"^parity .*, of the weights before training$", printed, re.M)
     assert re.search(r"^weights +those after 3 steps of training, read back bit", printed, re.M)
     shown = {row[0]: row[1:] for row in cells(printed, 1)}
-    assert shown["heads ablated"] == shown["heads removed"] != shown["trained on"]
+    assert shown["heads ablated"] == shown["heads removed"] != shown["trained further"]
     run = open_run("reversal-pruned")
     assert run.info["pruned_from"]["fine_tuned_steps"] == 3
     # Its weights are of step 403, which its recipe of 400 steps does not know.
@@ -257,8 +257,7 @@ def test_an_interrupted_search_goes_on_and_is_kept_until_all_is_written(
         assert main(asked) == 130
     (folder,) = kept.iterdir()
     assert capsys.readouterr().err == (
-        "headlab: stopped; what is done is kept, and the same command goes on from there "
-        f"({folder})\n"
+        f"headlab: stopped; progress is saved; run the same command to resume ({folder})\n"
     )
     before = sorted(folder.glob("*-*.npz"))
     assert len(before) > 4

@@ -144,7 +144,7 @@ def test_a_stopped_training_is_kept_and_goes_on(
     assert (got, out) == (code, "")
     assert err.endswith(
         "stopping after this step (Ctrl-C again: at once)\n"
-        "stopped; step 3 of 4 is saved. Go on with:\n  headlab train --resume mine\n"
+        "stopped; step 3 of 4 is saved. Resume with:\n  headlab train --resume mine\n"
     )
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
     assert open_run("mine", unfinished=True).steps == (0, 2, 3)
@@ -152,12 +152,12 @@ def test_a_stopped_training_is_kept_and_goes_on(
 
     code, out, err = headlab("train", "--resume", "mine", "--no-report")
     assert code == 0
-    assert err.splitlines()[0].endswith("8 sequences, going on from step 3")
+    assert err.splitlines()[0].endswith("8 sequences, resuming from step 3")
     assert [row["step"] for row in open_run("mine").metrics()] == [1, 2, 3, 4]
 
     code, out, err = headlab("train", "--resume", "mine", "--no-report")
     assert code == 0
-    assert err.splitlines()[0] == f"{new_home}/mine is complete: no step is left to train"
+    assert err.splitlines()[0] == f"{new_home}/mine is complete; it has no steps left to train"
     assert "trained" not in out
 
 
@@ -210,7 +210,7 @@ def test_demo_trains_reports_and_is_quick_the_second_time(
         assert headlab("demo", "--no-app")[0] == 130
     code, first, err = headlab("demo", "--no-app", "--device", "cpu")
     assert code == 0
-    assert "going on from step 3" in err
+    assert "resuming from step 3" in err
     page = new_home / "demo" / "report.html"
     assert first.endswith(
         f"run       {new_home}/demo\nreport    {page}\nnext      headlab app --run demo\n"
@@ -264,7 +264,7 @@ def test_a_film_that_begins_late_says_what_it_lacks(headlab: Headlab, new_home: 
     code, _, err = headlab("train", "--resume", "copy", "--no-report", "--probe-every", "1")
     assert code == 0
     assert err.endswith(
-        "note: the film lacks 2 of 5 steps, from 1 to 3: of those no checkpoint was kept\n"
+        "note: the film lacks 2 of 5 steps, from 1 to 3, because no checkpoint exists for them\n"
     )
     assert steps_of_film("copy") == [0, 2, 4]
 

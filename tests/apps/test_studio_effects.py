@@ -69,7 +69,7 @@ def test_one_pass_resamples_from_the_first_donor_and_keeps_what_the_gate_says(vi
     shown = dataclasses.replace(view, ablated=("L0H1",), mode="resample", gate=0.25)
     gates = models.gates_of(shown)
     assert gates is not None and gates.fill is not None
-    assert gates.fill[:, 0].equal(models.donors(view.identity, view).z[0])
+    assert gates.fill[:, 0].equal(models.donors(view).z[0])
     assert gates.g[0, 0, 0].tolist() == [1.0, 0.25]
 
 
@@ -78,7 +78,7 @@ def test_restored_numbers_are_the_same_bits_as_the_first(view):
     for heads in (("L0H0",), ("L0H0", "L0H1"), ("L1H1",)):
         changed = effects.effect(dataclasses.replace(view, ablated=heads))
         assert changed.ablated["loss"] != changed.baseline["loss"]
-        effects.evaluated.clear()  # measured again, not remembered
+        effects.intact_numbers.clear()  # measured again, not remembered
         assert effects.intact_numbers(view) == first
 
 

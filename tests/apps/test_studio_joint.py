@@ -19,14 +19,14 @@ def rows(joint: str, *verdicts: str) -> list[dict]:
     [
         (
             ("needed", "redundant", "redundant"),
-            "Each can go alone, but not with the others: redundant, not useless.",
+            "Each can be removed alone, but not with the others: redundant, not useless.",
         ),
-        (("needed", "needed", "needed"), "Each is missed alone, too."),
+        (("needed", "needed", "needed"), "Each is missed even alone."),
         (("useless", "useless", "useless"), "All of them can be removed without loss."),
         (
             ("needed", "redundant", "redundant", "needed", "useless"),
-            "L0H0 and L0H1 can go alone, but not with the others: redundant, not useless. "
-            "L0H2 is missed alone, too. L0H3 can go, alone or with the others.",
+            "L0H0 and L0H1 can be removed alone, but not with the others: redundant, not useless. "
+            "L0H2 is missed even alone. L0H3 can be removed, alone or with the others.",
         ),
         (
             ("needed", "unresolved", "unresolved", "unresolved"),

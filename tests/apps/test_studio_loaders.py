@@ -24,7 +24,7 @@ def view(studio_home, monkeypatch) -> View:
 def test_what_the_report_says_is_what_is_measured(view):
     """So the baseline does not jump when the first head is ablated."""
     reported = loaders.screen(view)
-    measured = loaders.measured_screen(view.identity, view)
+    measured = loaders.measured_screen(view)
     assert measured["accuracy"] == pytest.approx(reported["accuracy"], rel=1e-6)
     assert measured["sentence"].startswith("L0H0 looks like a reversal head")
     assert measured["sequence"] == reported["sequence"]

@@ -211,7 +211,7 @@ def test_two_heads_are_ablated_together_and_one_by_one(home):
     assert "Together these" not in texts(page)
     page.multiselect(key="abl").set_value(["L0H0", "L0H1"]).run()
     (said,) = [t for t in texts(page).split("\n") if t.startswith("Together these 2 heads change")]
-    assert "L0H1 can go alone, but not with the others: redundant, not useless." in said
+    assert "L0H1 can be removed alone, but not with the others: redundant, not useless." in said
     (numbers,) = (e.proto.body for e in page.get("html") if 'class="plain"' in e.proto.body)
     assert "<th>all together</th>" in numbers
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_removed_is_not_offered_for_removal(home):
 
 def test_the_prune_page_says_how_many_heads_can_go(home):
     page = opened().switch_page("screens/prune.py").run()
-    assert "0 heads gone: exact match 100.0 % (95 % interval" in texts(page)
+    assert "0 heads removed: exact match 100.0 % (95 % interval" in texts(page)
     (spare,) = (e.proto.body for e in page.get("html") if 'class="plain"' in e.proto.body)
     assert "<th>1 %</th><th>5 %</th>" in spare and "random orders: median (range)" in spare
 

@@ -46,7 +46,7 @@ def test_heads_that_are_gone_add_up_and_the_band_spans_random_orders():
 def test_a_step_is_said_with_its_interval_and_how_many_heads_can_go():
     curve = curve_of(ROWS, SPARE)
     assert step_words(curve, 1) == (
-        "1 head gone: exact match 100.0 % (95 % interval 20.0 % to 100.0 %) on 40 held-out "
+        "1 head removed: exact match 100.0 % (95 % interval 20.0 % to 100.0 %) on 40 held-out "
         "sequences."
     )
     assert spare_rows(curve) == [

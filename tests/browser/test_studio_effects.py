@@ -32,7 +32,7 @@ def test_heads_that_stand_in_for_each_other_are_called_redundant(somebody):
     expect(person.page.get_by_text("Together these")).to_have_count(0)
     person.click(1)
     said = person.page.get_by_text("Together these 2 heads change the loss by +")
-    expect(said).to_contain_text("L0H1 can go alone, but not with the others: redundant")
+    expect(said).to_contain_text("L0H1 can be removed alone, but not with the others: redundant")
     person.settle()
     person.page.get_by_text("The numbers, head by head").click()
     expect(person.page.locator("table.plain")).to_contain_text("all together")

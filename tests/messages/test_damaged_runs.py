@@ -126,7 +126,7 @@ def test_a_finished_run_without_its_manifest_is_offered_only_what_works(
     assert main(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [
-        "stripped has lost its manifest.json: restore the folder from a copy",
+        "stripped has no manifest.json: restore the folder from a copy",
         "tiny stopped at step 4: headlab train --resume tiny",
     ]
     assert main(["train", "--resume", "tiny", "--no-report"]) == 0
@@ -148,7 +148,7 @@ def test_files_that_nobody_asked_for_are_missed_aloud(
     assert main(line.split()) == 0
     note, *_ = capsys.readouterr().err.splitlines()
     assert note == (
-        "note: tiny must have the files that its manifest.json lists, got none called "
+        "note: tiny must have the files that its manifest.json lists; missing: "
         "checkpoints/step-000000/config.json and 14 more; restore the folder from a copy"
     )
 

@@ -49,11 +49,9 @@ def next_symbol(scene: Scene) -> None:
         with column:
             widgets.column_title(kind, scene.view, "next")
             with st.container(key=f"next_{kind}"):
-                st.altair_chart(
+                widgets.drawing(
                     charts.token_bars(rows, kind, expected),
-                    width="content",
-                    theme=None,
-                    alt=f"Probability of the next symbol, {kind}",
+                    f"Probability of the next symbol, {kind}",
                 )
 
 

@@ -54,8 +54,8 @@ def how_small(view: View) -> None:
         widgets.note(
             "work",
             "The report has no curve for this checkpoint and mode. Measuring it removes heads "
-            "one by one, the cheapest first, and in 20 random orders. It takes seconds for 8 heads, "
-            "minutes for 50.",
+            "one by one, the cheapest first, and in 20 random orders. It takes seconds for 8 "
+            "heads, minutes for 50.",
         )
         return
     left, right = st.columns([10, 12], gap="medium")
@@ -79,11 +79,9 @@ def how_small(view: View) -> None:
         header = ["", *(per_cent(within) for within in pruning.WITHIN)]
         st.html(tables.plain_table(header, pruning.spare_rows(curve)))
     with left, st.container(key="curve"):
-        st.altair_chart(
+        widgets.drawing(
             pruning.curve_chart(curve, step),
-            width="content",
-            theme=None,
-            alt="Exact match on held-out sequences by heads removed, greedy and random orders",
+            "Exact match on held-out sequences by heads removed, greedy and random orders",
         )
         widgets.note(
             "curve",
