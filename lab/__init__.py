@@ -1,6 +1,6 @@
-"""Models that can be looked into, and what it takes to train them.
+"""Hooked GPT models, and the code that trains, saves and runs them.
 
-Its public names stand in __init__.pyi and are loaded on first use: `import lab` imports no torch.
+Its public names are listed in __init__.pyi and loaded on first use: `import lab` imports no torch.
 """
 
 import lazy_loader

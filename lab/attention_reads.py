@@ -1,6 +1,6 @@
-"""Attention read without its matrix: any cell, any row's entropy, from q, k and one number a row.
+"""Cells and entropies of the attention matrix, computed from q, k and lse without building it.
 
-The kernels that give the number are in `lab.row_kernels`; what probes make of the reads is theirs.
+The kernels that compute lse are in `lab.row_kernels`.
 """
 
 import math
@@ -46,7 +46,7 @@ class AttentionReads:
     With lse, the log of each row's softmax denominator, any cell is A[i, j] = exp(scale * q_i .
     k_j - lse_i), in O(d_head); and since log A[i, j] is linear in k_j, the entropy of a row is
     lse_i - scale * q_i . (sum_j A[i, j] k_j), where the sum is what an attention kernel returns
-    when k stands in the place of v. Rows whose numbers have no meaning are NaN.
+    for k in place of v. Rows that see no key are NaN.
 
     Reads are measurements: they carry no gradient, and half-precision q and k are read in float32.
     """
@@ -66,12 +66,12 @@ class AttentionReads:
 
         Args:
             q: Queries.
-            k: Keys, which several query heads may share; the last query stands at the last key.
+            k: Keys, which query heads may share; the last query has the last key's position.
             v: Values.
             scale: Factor of the scores, 1 / sqrt(d_head).
             sight: Which keys a query sees.
-            first_key: 1 hides the first real key (see sink_free), 0 hides nothing.
-            z_follows: The model will mix the values next: keep z if it comes with the rows.
+            first_key: 1 hides the first unpadded key (see sink_free), 0 hides none.
+            z_follows: The model computes z next: keep z if the kernel returns it with the rows.
         """
         half = q.dtype in (torch.bfloat16, torch.float16)
         self.q, self.keys, self.values = (
@@ -82,7 +82,7 @@ class AttentionReads:
         self.first_key = first_key
         self.z_follows = z_follows and not half and not torch.is_grad_enabled()
         self.z: Mixed | None = None
-        """The mixed values, if z_follows and they came with the rows."""
+        """z, if z_follows and the kernel returned it with the rows."""
         self.offset = k.shape[1] - q.shape[1]
         """Position of the first query."""
 
@@ -93,12 +93,12 @@ class AttentionReads:
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are."""
+        """Device of q and k."""
         return self.q.device
 
     @property
     def numbers_a_cell(self) -> int:
-        """Numbers gathered to read one cell of every sequence and head."""
+        """Numbers that are gathered to read one cell of every sequence and head."""
         return self.q.shape[0] * self.q.shape[2] * self.q.shape[3]
 
     @property
@@ -113,7 +113,7 @@ class AttentionReads:
 
     @cached_property
     def rows(self) -> SoftmaxRows:
-        """lse, and the mean key under each row's probabilities; NaN in rows that see no key."""
+        """lse, and the probability-weighted mean key of each row; NaN in rows that see no key."""
         q, k, v = self.q, self.keys, self.values
         if self.z_follows and one_call_gives_both(q, k, v, self.sight):
             rows, self.z = rows_and_values(q, k, v, scale=self.scale, causal=self.sight.causal)
@@ -141,7 +141,8 @@ class AttentionReads:
                 strict=True,
             )
         ]
-        mean_score = self.scale * torch.cat(products, dim=1).transpose(1, 2)
+        products = torch.cat(products, dim=1)  # [batch, query_pos, head]
+        mean_score = self.scale * products.transpose(1, 2)  # [batch, head, query_pos]
         return (lse.to(wide) - mean_score).clamp(min=0.0).to(lse.dtype)
 
     def cells(self, query_pos: Cells, key_pos: Cells) -> CellValue:
@@ -149,7 +150,7 @@ class AttentionReads:
 
         Args:
             query_pos: Rows of this call (0 is its first query), the same for all sequences or one
-                list a sequence.
+                list for each sequence.
             key_pos: Their keys. A key of -1, a hidden key and a key after its query read 0.
         """
         batch = self.q.shape[0]
@@ -159,12 +160,13 @@ class AttentionReads:
         )
         q, k = take_positions(self.q, rows), take_positions(self.keys, keys.clamp(min=0))
         lse = self.lse.gather(2, rows.unsqueeze(1).expand(-1, self.q.shape[2], -1))
+        # lse is [batch, head, cell]; q becomes [batch, cell, kv_head, group, d_head].
         q = q.unflatten(2, (k.shape[2], -1)) if k.shape[2] else q.unsqueeze(3)
         scores = self.scale * einsum(
             q, k, "batch cell kv_head row d, batch cell kv_head d -> batch kv_head row cell"
-        ).flatten(1, 2)
+        ).flatten(1, 2)  # [batch, head, cell]
         after = self.sight.keys_after(self.first_key, self.keys.shape[1], keys.device)
-        seen = (keys >= 0) & after.expand(batch, -1).gather(1, keys.clamp(min=0))
+        seen = (keys >= 0) & after.expand(batch, -1).gather(1, keys.clamp(min=0))  # [batch, cell]
         if self.sight.causal:
             seen &= keys <= rows + self.offset
         shown = seen.unsqueeze(1) | lse.isnan()
@@ -178,10 +180,10 @@ class AttentionReads:
             keys: Keys; a hidden one and one after its query read 0.
         """
         n_query, n_key, heads = self.q.shape[1], self.keys.shape[1], self.q.shape[2]
-        k = share_keys(self.keys[:, keys], heads)
+        k = share_keys(self.keys[:, keys], heads)  # [batch, keys, head, d_head]
         pattern = "batch q head d, batch k head d -> batch head q k"
-        scores = einsum(self.q[:, rows] * self.scale, k, pattern)
-        lse = self.lse[:, :, rows].unsqueeze(-1)
+        scores = einsum(self.q[:, rows] * self.scale, k, pattern)  # [batch, head, rows, keys]
+        lse = self.lse[:, :, rows].unsqueeze(-1)  # [batch, head, rows, 1]
         seen = self.sight.mask(n_query, n_key, k.device, rows)[..., keys]
         after = self.sight.keys_after(self.first_key, n_key, k.device)[:, None, None, keys]
         shown = (seen & after) | lse.isnan()
@@ -192,7 +194,7 @@ class AttentionReads:
 
         A row that sees no key is NaN.
         """
-        if self.first_key:  # no kernel of values knows a hidden key, and this is seldom asked for
+        if self.first_key:  # no kernel hides keys
             return torch.cat([mix_values(tile, self.v) for _, tile in self.tiles()], dim=1)
         if self.z is not None:
             return self.z
@@ -204,7 +206,7 @@ class AttentionReads:
         return z.masked_fill(padding, math.nan)
 
     def sink_free(self) -> "AttentionReads":
-        """Return the same attention with the first real key hidden and every row renormalised.
+        """Return the same attention with the first unpadded key hidden and the rows renormalised.
 
         The rows are computed anew rather than divided by 1 - A[i, 0], which would divide a rounding
         error by a small number. A row that sees no other key is NaN.
@@ -226,20 +228,21 @@ class AttentionReads:
         for start in range(0, n_query, step):
             some = self.q[:, start : start + step] * self.scale
             scores = einsum(some, k, "batch q head d, batch k head d -> batch head q k")
+            # scores and seen: [batch or 1, head or 1, rows, key_pos]
             seen = self.sight.mask(n_query, n_key, k.device, slice(start, start + step))
             scores.masked_fill_(~(seen & after[:, None, None]), -math.inf)
             yield start, scores.softmax(dim=-1)
 
     def pattern(self) -> Pattern:
-        """Return the whole matrix: for small sequences, pictures and tests."""
+        """Return the whole matrix, for small sequences, figures and tests."""
         return torch.cat([tile for _, tile in self.tiles()], dim=2)
 
 
 Observer = Callable[[int, AttentionReads], None]
-"""What a forward pass calls once a layer, in order, with (layer, reads)."""
+"""Callback of a forward pass: called once for each layer, in order, with (layer, reads)."""
 
 
 def take_positions(x: HeadVectors, positions: Int[Tensor, "batch cell"]) -> Tensor:
-    """Gather x at one list of positions a sequence: [batch, cell, head, d_head]."""
+    """Gather x at one list of positions for each sequence: [batch, cell, head, d_head]."""
     batch_index = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     return x[batch_index, positions]

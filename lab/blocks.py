@@ -1,9 +1,9 @@
 """One layer of the model: attention and MLP, which read the residual stream and add to it.
 
-The file reads top to bottom: attention, the block, and who hears what a pass says. Each activation
-passes through a HookPoint, named as in TransformerLens. A HookPoint with listeners gets the
-activation computed step by step; without listeners the fused kernel of PyTorch does several steps
-at once. How layers become a model is in `lab.model`.
+The file reads top to bottom: attention, the block, and the calls of modules that may be foreign.
+Each activation passes through a HookPoint, named as in TransformerLens. If a HookPoint has a hook,
+its activation is computed step by step; otherwise PyTorch's fused kernel does several steps at
+once. `lab.model` builds a model from layers.
 """
 
 import torch
@@ -49,13 +49,13 @@ KeyVectors = Float[Tensor, "batch pos kv_head d_head"]
 
 
 class Attention(nn.Module):
-    """Every head reads the residual stream, mixes values over positions, and writes back.
+    """Multi-head attention with hook points.
 
-    The steps, which partial passes and decoding call too: project, turn, attend, write.
+    Its steps are project, turn, attend and write; partial passes and decoding call them too.
     """
 
     def __init__(self, config: ModelConfig, cfg: HookedGPTConfig, layer: int) -> None:
-        """Make room for the weights of every head that config has in this layer."""
+        """Allocate the weights of the heads that config has in this layer."""
         super().__init__()
         self.config, self.cfg = config, cfg
         self.head_ids, self.kv_ids = config.heads_of(layer), config.kv_heads_of(layer)
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         self.hook_z, self.hook_result = HookPoint(), HookPoint()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
+        """Initialise the parameters again."""
         draw_parameters(self, self.config.initial_std, generator)
 
     def forward(
@@ -93,15 +93,15 @@ class Attention(nn.Module):
         run: Pass | None = None,
         layer: int = 0,
     ) -> Rows:
-        """Return what all heads together add to the residual stream.
+        """Return the attention output, the sum over heads.
 
         Args:
-            q_in: What the queries are made of: the normalised stream, or one for each head. It may
+            q_in: Input of the queries: the normalised stream, or one input for each head. It may
                 hold the last positions only.
             k_in: The same for the keys, at every position.
             v_in: The same for the values.
-            run: What the forward pass tells every layer; None: whole sequences, without padding.
-            layer: Where this layer stands now: blocks can be copied and swapped.
+            run: Settings of the forward pass; None: whole sequences, without padding.
+            layer: Index of this layer in this pass: blocks can be copied and swapped.
         """
         run = pass_alone(self.config, k_in) if run is None else run
         return self.write(self.mix(q_in, k_in, v_in, run, layer), run, layer)
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         run: Pass,
         layer: int,
     ) -> tuple[Queries, SharedKeys, SharedKeys, Mixed | None]:
-        """Return q, k and v as the scores use them, and z where the observer's reads brought it."""
+        """Return q, k and v as the scores use them, and z if the observer's reads computed it."""
         q, k, v = self.project(q_in, k_in, v_in, None if run.laid is None else run.laid[layer])
         if not run.quiet:
             q, k, v = run.tap(self.hook_q, q), run.tap(self.hook_k, k), run.tap(self.hook_v, v)
@@ -151,7 +151,7 @@ class Attention(nn.Module):
         v_in: Resid | PerKeyHead,
         laid: Laid | None = None,
     ) -> tuple[Queries, KeyVectors, KeyVectors]:
-        """Return q, k and v [batch, pos, head, d_head]: from one product if they read the same."""
+        """Return q, k and v [batch, pos, head, d_head], from one product if they share an input."""
         same = q_in is k_in is v_in
         if same and laid is not None:
             q, k, v = laid(q_in)
@@ -165,18 +165,18 @@ class Attention(nn.Module):
         return q, k, v
 
     def laid(self) -> Laid:
-        """Return the projections of q, k and v side by side, without their gradients."""
+        """Return the concatenated projections of q, k and v, without their gradients."""
         weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
         return side_by_side(weights, biases).detached()
 
     def turn(self, x: Queries, turns: Turns) -> Queries:
-        """Return q or k turned by its rotary positions, the last ones where x holds only those."""
+        """Return q or k rotated by position; x may hold the last positions only."""
         n_pos = x.shape[1]
         cos, sin = (each if each.shape[-3] == n_pos else each[..., -n_pos:, :, :] for each in turns)
         return turned(x, (cos, sin), self.config.rotary_adjacent_pairs)
 
     def attend(self, q: Queries, k: SharedKeys, v: SharedKeys, run: Pass, layer: int) -> Mixed:
-        """Mix the values, through the matrix if somebody wants to see it."""
+        """Return z, through the explicit path if a hook needs scores or pattern."""
         seen = run.hears(self.hook_attn_scores, self.hook_pattern)
         if run.path == "fused" and seen:
             raise ValueError(
@@ -191,7 +191,7 @@ class Attention(nn.Module):
         return mix_values(run.tap(self.hook_pattern, pattern), v)
 
     def write(self, z: HeadVectors, run: Pass, layer: int) -> Resid:
-        """Return what z, gated and hooked, adds to the residual stream: z W_O + b_O."""
+        """Return the attention output z W_O + b_O, after gates and hook_z."""
         if run.gates is not None:
             positions = run.positions[..., -z.shape[1] :]
             z = run.gates.apply(layer, z, positions, self.head_ids)
@@ -201,22 +201,22 @@ class Attention(nn.Module):
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
     def head_results(self, z: HeadVectors) -> PerHead:
-        """Return what each head adds to the residual stream."""
+        """Return the output of each head, z W_O."""
         pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
         return einsum(z, self.W_O, pattern)
 
 
 class Block(nn.Module):
-    """One layer: the residual stream passes by; attention and MLP each read it and add to it.
+    """One layer: attention and MLP read the residual stream and add their outputs to it.
 
-    The steps, which partial passes call too: read, then attention's own, middle, end.
+    Its steps are read, the steps of Attention, middle and end; partial passes call them too.
     """
 
     hook_out_is_single_residual_stream = True
-    """What TransformerLens's logit lens asks of a block."""
+    """TransformerLens's logit lens reads this attribute."""
 
     def __init__(self, config: ModelConfig, cfg: HookedGPTConfig, layer: int) -> None:
-        """Build the two halves of the layer, or only the first in an attention-only model."""
+        """Build attention and, except in an attention-only model, the MLP."""
         super().__init__()
         self.config, self.cfg = config, cfg
         self.attn_only, self.parallel = config.attn_only, config.parallel_attn_mlp
@@ -246,7 +246,7 @@ class Block(nn.Module):
     def read(
         self, residual: Resid, run: Pass
     ) -> tuple[Resid | PerHead, Resid | PerKeyHead, Resid | PerKeyHead]:
-        """Return what q, k and v are made of."""
+        """Return the inputs of q, k and v."""
         attn, cfg = self.attn, self.cfg
         normalised = in_steps(self.ln1, residual, run)
         if run.quiet or not isinstance(attn, Attention):
@@ -259,10 +259,10 @@ class Block(nn.Module):
     def forks(
         self, residual: Resid, normalised: Resid, run: Pass
     ) -> tuple[PerHead, PerKeyHead, PerKeyHead]:
-        """Return what q, k and v of each head are made of, after the hooks on their inputs.
+        """Return the inputs of q, k and v of each head, after the hooks on them.
 
-        The hooks get copies of the stream before ln1, one for each head. Copies are normalised past
-        ln1's own hooks, which have fired once on the stream; what those changed is added.
+        The hooks get copies of the stream before ln1, one for each head. Normalising the copies
+        does not call ln1's own hooks, which already ran on the stream; their change is added.
         """
         attn = self.attn
         queries, keys = len(attn.head_ids), len(attn.kv_ids)
@@ -270,7 +270,8 @@ class Block(nn.Module):
             if queries != keys:
                 raise ValueError(
                     "hook_attn_in needs a key head for each query head, got grouped-query "
-                    f"attention with {keys} for {queries}; use hook_q_input and its fellows"
+                    f"attention with {keys} for {queries}; use hook_q_input, hook_k_input and "
+                    "hook_v_input"
                 )
             shared = run.tap(attn.hook_attn_in, fork(residual, queries))
             copies = (shared, shared.clone(), shared.clone())
@@ -287,12 +288,12 @@ class Block(nn.Module):
         return q_in, k_in, v_in
 
     def middle(self, residual: Resid, attn_out: Resid, run: Pass) -> Resid:
-        """Return the stream between the halves; behind the layer where the MLP reads beside attn.
+        """Return the stream after attention, or after the layer if attention and MLP are parallel.
 
         Args:
             residual: The stream before the layer, at the positions of attn_out.
-            attn_out: What attention adds to it.
-            run: What the forward pass tells every layer.
+            attn_out: The output of attention.
+            run: Settings of the forward pass.
         """
         if self.attn_only:
             return residual + attn_out
@@ -301,13 +302,13 @@ class Block(nn.Module):
         return run.tap(self.hook_resid_mid, residual + attn_out)
 
     def end(self, middle: Resid, run: Pass) -> Resid:
-        """Return the stream behind the layer, from what `middle` returns."""
+        """Return the stream after the layer, from the result of `middle`."""
         if not (self.attn_only or self.parallel):
             middle = middle + self.mlp_out(middle, run)
         return run.tap(self.hook_resid_post, middle)
 
     def mlp_out(self, residual: Resid, run: Pass) -> Resid:
-        """Return what the MLP adds."""
+        """Return the MLP output."""
         if self.cfg.use_hook_mlp_in or run.hears(self.hook_mlp_in):
             residual = run.tap(self.hook_mlp_in, residual.clone())
         return run.tap(
@@ -322,40 +323,40 @@ OURS = frozenset(
         *(Embed, PosEmbed, Unembed, TiedUnembed, HookPoint, nn.ModuleList),
     )
 )
-"""The forward functions of this package: what a pass says beyond tensors is said to no others."""
+"""The forward functions of this package; only these get the settings of a pass."""
 
 
 def ours(part: nn.Module) -> bool:
-    """Tell whether a part runs this package's forward: it was neither replaced nor wrapped."""
+    """Return whether a module runs this package's forward: neither replaced nor wrapped."""
     return type(part).forward in OURS and "forward" not in part.__dict__
 
 
 def hears(part: nn.Module) -> bool:
-    """Tell whether a part takes what a pass says beyond tensors.
+    """Return whether a module accepts the settings of a pass beside tensors.
 
-    A part of ours does, also in the wrapper with which accelerate brings offloaded weights: that
-    hands on whatever it gets. Of another wrapper nobody knows.
+    Our own modules do, also in accelerate's wrapper for offloaded weights, which passes all
+    arguments on. Other wrappers may not.
     """
     return ours(part) or (type(part).forward in OURS and "_hf_hook" in part.__dict__)
 
 
 def hand_on(part: nn.Module, inputs: tuple[Tensor, ...], run: Pass, layer: int) -> Resid:
-    """Call a layer or its attention: a part of ours hears of the pass, another gets tensors alone.
+    """Call a layer or its attention with the settings of the pass; a foreign one gets only tensors.
 
     Raises:
-        ValueError: The part is foreign, and the pass says something that it would not hear.
+        ValueError: The module is foreign and would ignore a setting of the pass.
     """
     if run.quiet:
         return part.forward(*inputs, run, layer)
     if hears(part):
         return part(*inputs, run, layer)
-    run.refuse_foreign(part, layer)
+    run.reject_foreign(part, layer)
     return part(*inputs)
 
 
 def in_steps(part: nn.Module, x: Resid, run: Pass) -> Resid:
-    """Call a norm or an MLP on x; an explicit pass makes parts of ours go step by step."""
-    if run.quiet:  # past the hooks, and past what torch.nn.Module does for them
+    """Call a norm or an MLP on x; in an explicit pass, our own modules run step by step."""
+    if run.quiet:  # skip torch.nn.Module's calls of hooks
         return part.fused(x) if isinstance(part, Norm) else part.forward(x)
     return part(x, True) if run.path == "explicit" and hears(part) else part(x)
 

@@ -1,8 +1,8 @@
-"""Models and training states on disk: folders that appear whole, and are checked before use.
+"""Models and training states on disk: folders that are written atomically and checked before use.
 
 A checkpoint folder holds config.json, model.safetensors and, while it can be resumed from,
 optimizer.safetensors and training.json; its manifest.json is written last, then the folder gets
-its name in one rename. How folders make up a run is `lab.run_folders`'s.
+its name in one rename. `lab.run_folders` describes the folder of a run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ from lab.weights import (
     check_header,
     expected_shapes,
     read_weights,
-    refuse_pickle,
+    reject_pickle,
     weights_bytes,
 )
 
@@ -54,12 +54,12 @@ def save_model(model: GPT, path: str | Path) -> None:
 
 
 def write_model(model: GPT, folder: Path, more: Mapping[str, Any] | None = None) -> None:
-    """Fill a folder with a model: config, weights, tokenizer, manifest.
+    """Write a model into a folder: config, weights, tokenizer, manifest.
 
     Args:
         model: The model.
-        folder: Where its files go.
-        more: What config.json says beside the model.
+        folder: Folder for its files.
+        more: Other entries of config.json.
 
     Raises:
         OSError: The place cannot be written or is full.
@@ -94,7 +94,7 @@ def load_model(
     """
     folder = Path(path)
     if folder.is_file():
-        refuse_pickle(folder)
+        reject_pickle(folder)
         raise ValueError(
             f"model must be a run folder or a checkpoint folder, got the file {str(path)!r}; "
             "give the folder that holds it"
@@ -102,7 +102,7 @@ def load_model(
     if step is not None:
         folder = open_run(folder, unfinished=True).checkpoint(step)
     elif not pickles(folder) and ((folder / CHECKPOINTS).is_dir() or not folder.is_dir()):
-        open_run(folder)  # says what is wrong: no such run, or not complete
+        open_run(folder)  # raises: no such run, or an incomplete one
     config, weights = checked_weights(folder)
     dtype = check_header(weights, expected_shapes(config))
     model = kind(config).to(dtype)
@@ -120,22 +120,22 @@ def load_model(
 
 
 def task_vocab(train: object, config: ModelConfig) -> Vocab | None:
-    """Return the symbols of the task that a run was trained on, if it tells one of this size."""
+    """Return the symbols of a run's task, if the run names a task of this vocabulary size."""
     if not isinstance(train, dict):
         return None
     try:
         trained = TrainConfig.from_dict(train)
         task = get_task(trained.task, length=trained.length, n_symbols=trained.n_symbols)
-    except (ValueError, TypeError):  # a task that somebody else registered
+    except (ValueError, TypeError):  # a task that is not registered here
         return None
     return task.vocab if len(task.vocab) == config.d_vocab else None
 
 
 def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:
-    """Return the config and the weights file of a folder, once both are what was written."""
+    """Return config and weights file of a folder after checking both against the manifest."""
     weights = folder / WEIGHTS
     for path in [weights] if is_file_within(weights, folder) else pickles(folder):
-        refuse_pickle(path)
+        reject_pickle(path)
     entries = read_manifest(folder)
     for name in (CONFIG, WEIGHTS):
         if name not in entries:
@@ -147,7 +147,7 @@ def checked_weights(folder: Path) -> tuple[ModelConfig, Path]:
 
 
 def pickles(folder: Path) -> list[Path]:
-    """Return the files of a folder whose names say that they are pickles."""
+    """Return the files of a folder with a suffix of pickles."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
@@ -178,7 +178,7 @@ def save_checkpoint(
         OSError: If the place cannot be written or is full; earlier checkpoints are untouched.
     """
     final = run_dir / CHECKPOINTS / step_name(step)
-    if final.exists():  # resumed from it, or told to save twice: it holds this very state
+    if final.exists():  # it already holds this state
         return final
     described: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "step": step}
     described |= {"model": config.model.to_dict(), "train": config.to_dict()}
@@ -210,10 +210,10 @@ def moment_shapes(model: GPT) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def load_checkpoint(folder: Path, model: GPT, optimizer: torch.optim.AdamW) -> int:
-    """Put the state of a checkpoint into a model and its optimiser, and return its step.
+    """Load a checkpoint into a model and its optimiser, and return its step.
 
     Raises:
-        ValueError: If the checkpoint is damaged, of another model, or holds weights only.
+        ValueError: If the checkpoint is damaged, has another config, or has weights only.
     """
     config, weights = checked_weights(folder)
     if config != model.config:
@@ -249,7 +249,7 @@ def load_checkpoint(folder: Path, model: GPT, optimizer: torch.optim.AdamW) -> i
 
 
 def stripped(folder: Path) -> str:
-    """Say why a checkpoint of weights alone cannot be resumed."""
+    """Return the message for a checkpoint without training state."""
     return (
         f"run must have its training state to be resumed, got {str(folder)!r} with weights only "
         "(stripped); train anew under another name"
@@ -257,7 +257,7 @@ def stripped(folder: Path) -> str:
 
 
 def can_resume(run: Run) -> bool:
-    """Tell whether the last checkpoint of a run vouches for a training state.
+    """Return whether the last checkpoint of a run has training state.
 
     Raises:
         ValueError: If the run has no checkpoint, or its last one is damaged.

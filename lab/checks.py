@@ -1,4 +1,4 @@
-"""What a value must be, and the one wording in which it is refused.
+"""Checks of values, with one wording for all error messages.
 
 Types are checked by annotations; here are ranges, names, choices and fields that people give.
 """
@@ -16,13 +16,13 @@ LARGEST_WHOLE = 2**63 - 1
 
 
 def require(holds: bool, what: str, rule: str, got: object) -> None:
-    """Raise ValueError in the project's one wording unless the rule holds."""
+    """Raise ValueError, in the project's wording, unless the rule holds."""
     if not holds:
         raise ValueError(f"{what} must be {rule}, got {quoted(got)}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether a value is a whole number; bool and float are rejected."""
+    """Return whether a value is an int; bool and float are rejected."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -66,7 +66,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def checked_fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data as keyword arguments of a config class, or say what is unknown or missing."""
+    """Return data as keyword arguments of a config class; an unknown or missing key is an error."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__} must be a JSON object, got {type(data).__name__}")
     known = {f.name: f for f in dataclasses.fields(cls)}

@@ -1,6 +1,6 @@
 """Frozen descriptions of a model, a training run and sampling: checked, saved as JSON, no torch.
 
-What is here can be written to a file and read back. What is computed from it lives elsewhere.
+Every class can be written to a file and read back.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from lab.checks import (
 )
 
 SCHEMA_VERSION = 1
-"""Version of the JSON files of a run folder; a newer one is refused, an older one upgraded."""
+"""Version of the JSON files of a run folder; a newer one is rejected, an older one upgraded."""
 
 LARGEST_SIZE = 2**24
 """Largest width, vocabulary or context."""
@@ -74,13 +74,13 @@ class ModelConfig:
     rotary_base: float = 10_000.0
     """Wavelength base of rotary positions."""
     rotary_dim: int | None = None
-    """Dimensions of a head that rotary positions turn; None: all."""
+    """Dimensions of a head that rotary positions rotate; None: all."""
     rotary_adjacent_pairs: bool = False
-    """Turn dimensions 2i and 2i + 1 together, as GPT-J does, not i and i + half of them."""
+    """Rotate dimension pairs (2i, 2i + 1), as GPT-J does, instead of (i, i + rotary_dim / 2)."""
     attention_dir: Literal["causal", "bidirectional"] = "causal"
     """Whether a position sees earlier ones only."""
     n_key_value_heads: int | None = None
-    """Key and value heads, each shared by as many query heads; None: one for each query head."""
+    """Number of key and value heads (grouped-query attention); None: one for each query head."""
     normalization_type: Literal["LN", "RMS"] | None = "LN"
     """LN (LayerNorm), RMS (RMSNorm) or None: no normalisation."""
     attn_only: bool = False
@@ -195,12 +195,12 @@ class ModelConfig:
         return tuple((i, head) for i in range(self.n_layers) for head in self.heads_of(i))
 
     def n_heads_of(self, layer: int) -> int:
-        """Return how many heads a layer has, without listing them."""
+        """Return the number of heads of a layer."""
         return self.n_heads if self.kept_heads is None else len(self.kept_heads[layer])
 
     @property
     def n_parameters(self) -> int:
-        """Numbers that a model of this config learns.
+        """Number of parameters of a model of this config.
 
         >>> ModelConfig(n_layers=2, n_heads=4, d_model=64, d_vocab=28, n_ctx=32).n_parameters
         105756
@@ -292,7 +292,7 @@ class TrainConfig:
     learning_rate: float = 3e-3
     """Peak learning rate, reached after the warm-up."""
     final_lr_share: float = 0.1
-    """Share of the peak that the cosine ends at."""
+    """Learning rate at the end of the cosine, as a share of the peak."""
     warmup_steps: int = 100
     """Steps of linear warm-up."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -358,12 +358,12 @@ class TrainConfig:
 
 
 HOTTEST = 1e4
-"""Highest temperature: from here on a draw is as good as even, whatever the logits are."""
+"""Highest temperature: above it, samples are practically uniform."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig:
-    """How the next token is drawn."""
+    """Settings for sampling the next token."""
 
     temperature: float = 1.0
     """Divides the logits; 0 takes the most probable token."""
@@ -372,7 +372,7 @@ class SampleConfig:
     top_p: float | None = None
     """Keep the fewest tokens whose probabilities reach p; None: all."""
     seed: int = 0
-    """Seed of the draws of this call."""
+    """Seed of the samples of one call."""
 
     def __post_init__(self) -> None:
         """Check every value."""

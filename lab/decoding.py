@@ -1,8 +1,8 @@
-"""The next token while nobody looks: a forward pass without its questions.
+"""Fast decoding of one token when the model has no hooks.
 
-Checks of a request, and the question whether somebody listens, cost a small model as much as a
-token. A Decoder asks once a token, then takes the steps of `lab.blocks` in a row. The prompt, and a
-token that somebody looks at, are `HookedGPT.forward`'s.
+In a small model, checking the input and each hook point costs as much as computing a token. A
+Decoder checks once per token. If the model has no hooks, it runs the steps of `lab.blocks` in
+sequence; otherwise, and for the prompt, `HookedGPT.forward` runs.
 """
 
 import torch
@@ -18,9 +18,10 @@ from lab.shapes import Logits, Tokens
 
 
 class Decoder:
-    """One more token of every sequence of a cache, as forward computes it.
+    """Computes the next logits of every sequence of a cache, as forward does.
 
-    Weights are laid side by side once: edits of a model's weights are seen by the next Decoder.
+    The weights of q, k and v are concatenated once: later edits of a model's weights have no effect
+    on this Decoder.
     """
 
     def __init__(self, model: GPT, cache: KeyValueCache, gates: GateTensors | None) -> None:
@@ -28,7 +29,7 @@ class Decoder:
 
         Args:
             model: The model that filled the cache.
-            cache: Keys and values of the prompt, with room for all tokens to come.
+            cache: Keys and values of the prompt, with room for all new tokens.
             gates: Interventions on heads at every step.
         """
         self.model, self.cache, self.gates = model, cache, gates
@@ -39,8 +40,8 @@ class Decoder:
             self.laid = [block.attn.laid() for block in self.blocks]
             self.gates = None if gates is None else gates.like(model.W_E)
 
-    def nobody_looks(self) -> bool:
-        """Tell whether `step` does what forward would: no hook stands anywhere in the model."""
+    def applies(self) -> bool:
+        """Return whether `step` equals forward: no hooks, and only this package's modules."""
         for module in self.modules:
             if module._forward_hooks or module._forward_pre_hooks:
                 return False
@@ -48,10 +49,10 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, new: Tokens) -> Logits:
-        """Return the logits [batch, 1, d_vocab] behind the new tokens [batch, 1]."""
+        """Return the logits [batch, 1, d_vocab] after the new tokens [batch, 1]."""
         model, cache = self.model, self.cache
         weight = model.W_E
-        real = cache.extend_mask(None, len(new), 1)
+        real = cache.extend_mask(None, len(new), 1)  # [batch, key_pos], or None
         positions = token_positions(real, cache.length, 1, weight.device)
         run = Pass(
             positions=positions,
@@ -63,7 +64,7 @@ class Decoder:
             laid=self.laid,
             quiet=True,
         )
-        residual = model.embed_input(new, positions, cache.length)
+        residual = model.embed_input(new, positions, cache.length)  # [batch, 1, d_model]
         for layer, block in enumerate(self.blocks):
             residual = block.forward(residual, run, layer)
         cache.length += 1

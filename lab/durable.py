@@ -1,7 +1,7 @@
-"""Files and folders that are written whole or not at all, and are what they were when written.
+"""Atomic writes of files and folders, locks and checksums.
 
-A name appears only when what stands under it is complete: everything is written beside it under a
-temporary name, forced to the disk and renamed once. What a run is made of is not known here.
+A file or folder gets its name only when it is complete: it is written under a temporary name,
+flushed to disk and renamed once.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 LONGEST_JSON = 64 * 2**20
 LOCK = ".lock"
-"""The file by which a folder is held; it is there only while a process holds the folder."""
+"""The lock file of a folder; it exists only while a process holds the folder."""
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a free name beside path that every listing passes over."""
+    """Return a free, hidden name beside path."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -44,11 +44,11 @@ def final_name(path: Path) -> str:
 
 @contextlib.contextmanager
 def one_clear_error(place: Path) -> Iterator[None]:
-    """Turn an OSError about a place for output into one line with the remedy."""
+    """Convert an OSError on output to one line with a remedy."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # ours already, from a nested write
+        if error.errno is None:  # already converted, by a nested write
             raise
         rule = "on a disk with room" if error.errno in FULL else "writable"
         remedy = "free some space or " if error.errno in FULL else ""
@@ -90,9 +90,9 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_dir(final: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; when the block ends well it becomes `final`, in one rename.
+    """Yield a temporary folder; if the block succeeds, rename it to `final`.
 
-    What the block writes, by any means, is forced to the disk before.
+    Everything that the block writes is flushed to disk before.
 
     Raises:
         ValueError: If `final` exists already.
@@ -121,9 +121,9 @@ def atomic_dir(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made_folder(folder: Path, *, keep: bool = True) -> Iterator[None]:
-    """Make a folder, and those above it that are missing, for the time of a block.
+    """Create a folder and its missing parents for the duration of a block.
 
-    They stay if the block ends well and `keep` is set; otherwise those that were made go again.
+    They stay if the block succeeds and `keep` is set; otherwise the new folders are removed.
     """
     made: list[Path] = []
     try:
@@ -137,13 +137,13 @@ def made_folder(folder: Path, *, keep: bool = True) -> Iterator[None]:
         raise
     finally:
         for path in () if keep else reversed(made):
-            with contextlib.suppress(OSError):  # somebody else has put something into it
+            with contextlib.suppress(OSError):  # another process has written into it
                 path.rmdir()
 
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep a folder to this process; the system lets go of it even after `kill -9`.
+    """Lock a folder; the operating system releases the lock even after `kill -9`.
 
     Raises:
         ValueError: If another process holds it.
@@ -158,7 +158,7 @@ def hold(folder: Path) -> Iterator[None]:
             f"folder must not be in use, got {str(folder)!r}, which another process writes; "
             "wait until it ends or choose another name"
         ) from None
-    except OSError as error:  # a file system without locks: go on without one
+    except OSError as error:  # the file system has no locks
         logger.debug("no lock on %s: %s", folder, error)
     try:
         yield
@@ -180,7 +180,7 @@ def remove_leftovers(parent: Path, name: str = "") -> None:
         if not path.is_dir():
             path.unlink(missing_ok=True)
             continue
-        # Still held: its owner is alive and about to rename it.
+        # If it is still locked, its owner is alive and will rename it.
         with contextlib.suppress(ValueError, OSError), hold(path):
             shutil.rmtree(path, ignore_errors=True)
 

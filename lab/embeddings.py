@@ -1,4 +1,4 @@
-"""Both ends of a model: token ids to the residual stream, and the stream to logits."""
+"""Embeddings and unembeddings: token ids to residual stream, and residual stream to logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ class Embed(nn.Module):
 
 
 class PosEmbed(nn.Module):
-    """Positions to vectors that are added to the embedding: learned, or fixed waves."""
+    """Position vectors that are added to the embedding, learned or sinusoidal."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class PosEmbed(nn.Module):
         self.initial_std = config.initial_std
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PosEmbed":
-        """Move or cast the module; waves are computed anew, so that no cast leaves its rounding."""
+        """Move or cast the module; sinusoids are recomputed, so that no rounding stays."""
         super()._apply(fn, recurse)
         if not isinstance(self.W_pos, nn.Parameter):
             self.W_pos = sinusoidal_positions(*self.W_pos.shape).to(self.W_pos)
@@ -67,7 +67,7 @@ class PosEmbed(nn.Module):
 
         Args:
             tokens: The tokens of this call.
-            positions: Where each of them stands; None: one after the other.
+            positions: Position of each token; None: consecutive positions.
             first_pos: Positions that were computed before this call.
         """
         if positions is not None and positions.ndim == 2:
@@ -109,7 +109,7 @@ class TiedUnembed(nn.Module):
         draw_parameters(self, 0.0, generator)
 
     def tie(self, embed: Embed) -> None:
-        """Share the parameter of an embedding: a model that gets another one calls this."""
+        """Share the parameter of an embedding; called again when the model gets another one."""
         self._shared = (embed,)  # in a tuple, so that it is not registered a second time
 
     @property
@@ -125,12 +125,12 @@ class TiedUnembed(nn.Module):
 def write_tied_weight(
     module: TiedUnembed, state: dict[str, Tensor], prefix: str, _: dict[str, Any]
 ) -> None:
-    """Write W_U beside W_E, as an untied model has it."""
+    """Add W_U to a state dict, as an untied model has it."""
     state[prefix + "W_U"] = module.W_U.detach().clone()
 
 
 def check_tied_weight(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Take W_U out of what is loaded, once it agrees with W_E."""
+    """Remove W_U from a loaded state dict after checking that it equals W_E transposed."""
     W_U, W_E = state.pop(prefix + "unembed.W_U", None), state.get(prefix + "embed.W_E")
     if W_U is not None and W_E is not None and not torch.equal(W_U, W_E.T):
         raise ValueError(

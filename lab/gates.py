@@ -1,9 +1,9 @@
-"""HeadGates: which heads are scaled by how much, and what fills the gap.
+"""HeadGates: interventions that scale heads and fill in other values.
 
 Every intervention on heads is z <- g * z + (1 - g) * fill, just before `hook_z` and W_O. A
 HeadGates is frozen data that can be saved, compared and put into an address; `tensors` turns it
-into the two tensors that forward multiplies with. Nothing here is state of a model, so gates are
-safe in threads and batches.
+into the two tensors that forward multiplies with. Gates are not state of a model, so they are safe
+in threads and batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from lab.shapes import HeadVectors
 
 @runtime_checkable
 class Configured(Protocol):
-    """Anything that says how many layers and heads it has: a HookedGPT."""
+    """An object with a ModelConfig, such as a HookedGPT."""
 
     @property
     def config(self) -> ModelConfig:
@@ -41,16 +41,16 @@ class Configured(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """The mean z of every head over a named set of sequences, to fill the gap of an ablated head.
+    """The mean z of every head over a named set of sequences, which replaces an ablated head's z.
 
     `z` is per position, or has pos = 1 when it is the mean over positions too.
     """
 
     name: str
-    """What the set is called in tables, for example 'reversal/reference/256'."""
+    """Name of the set in tables, for example 'reversal/reference/256'."""
     sha256: str
     """Digest of the tokens, the model and whether means are per position, so that two sets of one
-    name cannot be mixed up."""
+    name are not confused."""
     z: Float[Tensor, "layer pos head d_head"]
     """Mean z, before W_O."""
 
@@ -64,9 +64,9 @@ class Donors:
     """
 
     name: str
-    """What the set is called in tables, for example 'reversal/reference/8'."""
+    """Name of the set in tables, for example 'reversal/reference/8'."""
     sha256: str
-    """Digest of the donors' tokens and the model, so that two of one name cannot be mixed up."""
+    """Digest of the donors' tokens and the model, so that two sets of one name are not confused."""
     z: Float[Tensor, "donor layer pos head d_head"]
     """z of each donor, before W_O."""
 
@@ -80,7 +80,7 @@ class Donors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GateTensors:
-    """What forward multiplies with; axes of size 1 are broadcast."""
+    """The tensors that forward multiplies with; axes of size 1 are broadcast."""
 
     g: Float[Tensor, "layer #batch #pos head"]
     """1 keeps a head's z, 0 replaces it by the fill."""
@@ -105,8 +105,8 @@ class GateTensors:
         """Return g * z + (1 - g) * fill for one layer.
 
         Args:
-            layer: Which layer z belongs to.
-            z: Its z before W_O.
+            layer: Layer of z.
+            z: z of the heads, before W_O.
             positions: Position of each vector of z.
             head_ids: Original ids of z's heads: fewer than g has in a pruned model.
         """
@@ -138,8 +138,8 @@ def check_gates(gates: Any, config: ModelConfig, batch: int) -> None:
     """Raise ValueError unless gates are GateTensors of a model's size; see GateTensors.
 
     Args:
-        gates: What forward was handed.
-        config: The model, whose heads count by their original ids: a pruned one has them all here.
+        gates: The argument of forward.
+        config: The model; heads have their original ids, also in a pruned model.
         batch: Sequences of this call.
     """
     if not isinstance(gates, GateTensors):
@@ -163,23 +163,23 @@ def check_gates(gates: Any, config: ModelConfig, batch: int) -> None:
 
 
 def check_fill(z: Tensor, config: ModelConfig, n_pos: int) -> None:
-    """Raise ValueError unless a gap of the model's heads can be filled with z.
+    """Raise ValueError unless z fits the heads of the model.
 
     Args:
         z: z of a Reference or of Donors: [..., layer, pos, head, d_head].
         config: The model.
-        n_pos: Tokens of the sequences in which a gap is to be filled.
+        n_pos: Tokens of the ablated sequences.
     """
     layers, covered, heads, width = z.shape[-4:]
     wanted = (config.n_layers, config.n_heads, config.head_width)
     if (layers, heads, width) != wanted:
         raise ValueError(
-            "what fills the gaps must be of a model of the same layers, heads and d_head "
-            f"{wanted}, got {(layers, heads, width)}; take it of this model"
+            "the fill must come from a model with the same layers, heads and d_head "
+            f"{wanted}, got {(layers, heads, width)}; compute it with this model"
         )
     if covered != 1 and covered < n_pos:
         raise ValueError(
-            f"what fills the gaps must cover every position, got {covered} for sequences of "
+            f"the fill must cover every position, got {covered} for sequences of "
             f"{n_pos}; take sequences of the same length, or the mean over positions"
         )
 
@@ -201,7 +201,7 @@ def at_positions(values: Tensor, positions: Positions) -> Tensor:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return whole numbers of NumPy, pandas or torch as Python ints; anything else unchanged."""
+    """Convert integers of NumPy, pandas or torch to Python ints; return anything else unchanged."""
     if not isinstance(values, Iterable) or isinstance(values, str):
         return values
     numbers = []
@@ -227,12 +227,12 @@ class HeadGates:
     positions: tuple[int, ...] | None = None
     """Positions at which the gate acts; None: all."""
     fill: str | None = None
-    """Name of the Reference that fills the gap; None: zeros."""
+    """Name of the Reference that replaces z; None: zeros."""
     fill_sha256: str | None = None
     """Digest of that reference."""
 
     def __post_init__(self) -> None:
-        """Check the values and bring the heads into one order."""
+        """Check the values and sort the heads."""
         require(isinstance(self.heads, tuple), "heads", "(layer, head) pairs", self.heads)
         for pair in self.heads:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
@@ -263,7 +263,7 @@ class HeadGates:
     ) -> "HeadGates":
         """Describe the ablation of some heads of a model.
 
-        Pairs may be lists, rows of a table or of an array: whole numbers of any library are taken.
+        Pairs may be lists or rows of a table or array, with integers of any library.
 
         >>> from lab import HookedGPT, ModelConfig
         >>> model = HookedGPT(ModelConfig(n_layers=1, n_heads=2, d_model=8, d_vocab=5, n_ctx=4))
@@ -286,7 +286,7 @@ class HeadGates:
 
     @property
     def label(self) -> str:
-        """The heads in words.
+        """The heads, as labels.
 
         >>> HeadGates(heads=((1, 3), (0, 1))).label
         'L0H1,L1H3'
@@ -312,7 +312,7 @@ class HeadGates:
         return cls(**values)
 
     def check(self, config: ModelConfig) -> None:
-        """Raise ValueError unless the model has every one of these heads."""
+        """Raise ValueError unless the model has all these heads."""
         known = {head_label(layer, head) for layer, head in config.heads()}
         for layer, head in self.heads:
             label = head_label(layer, head)
@@ -334,7 +334,7 @@ class HeadGates:
 
         Args:
             model: The model whose heads these are.
-            references: Where the fill is looked up by name and digest.
+            references: References in which the fill is looked up by name and digest.
 
         Raises:
             ValueError: No such head, or the fill is not among the references.

@@ -1,7 +1,7 @@
 """Sampling from a model, token by token, with a key/value cache.
 
-What the next token's probabilities are under a SampleConfig, and the loop that draws from them.
-Prompts in words belong to the tasks' vocabulary.
+It computes the next token's distribution under a SampleConfig, and samples from it in a loop.
+The tasks' vocabulary converts prompts in words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,18 +29,18 @@ Drawn = Int[Tensor, " batch"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One token of every sequence, and what it was drawn from."""
+    """One sampled token of every sequence, and its logits."""
 
     tokens: Drawn
     """The drawn tokens; a sequence that has ended repeats its stop id."""
     logits: Float[Tensor, "batch d_vocab"]
-    """The model's answer, on its device."""
+    """Logits of the model, on its device."""
     config: SampleConfig
-    """How it was drawn."""
+    """Sampling settings."""
 
     @property
     def probabilities(self) -> Float64[Tensor, "batch d_vocab"]:
-        """What the tokens were drawn from, over the whole vocabulary."""
+        """The distribution that each token was sampled from, over the whole vocabulary."""
         return next_token_probabilities(self.logits, self.config)
 
 
@@ -55,7 +55,7 @@ def generate(
     attention_mask: GivenMask | None = None,
     observe: Observer | None = None,
 ) -> Int[Tensor, "batch new_pos"]:
-    """Return the prompts, padding included, with the drawn tokens behind them; see `steps`."""
+    """Return the prompts, padding included, followed by the sampled tokens; see `steps`."""
     tokens = prompt_tokens(model, tokens)
     drawn = steps(
         model,
@@ -92,7 +92,7 @@ def steps(
         model: The model.
         tokens: Prompts of one length (see `left_padded`), as ids or, with a tokenizer, texts.
         config: Temperature, top-k, top-p and seed.
-        max_new_tokens: Draw at most so many tokens.
+        max_new_tokens: Largest number of tokens to sample.
         gates: Interventions on heads, for the prompt and every drawn token; positions are those of
             the whole sequence.
         stop_ids: A sequence ends with the first of these ids, or texts of one token; in a batch it
@@ -111,26 +111,26 @@ def steps(
     real = checked_padding(tokens, prompt_mask(attention_mask))
     if isinstance(gates, HeadGates):
         gates = gates.tensors(model)
-    # The last token is drawn but never read.
+    # The last sampled token is never run through the model.
     reader = Reader(model, gates, observe, room=tokens.shape[1] + max_new_tokens - 1)
     return islice(_steps(reader, tokens, real, config, stops), max_new_tokens)
 
 
 class Reader:
-    """Reads prompts, then token after token, by the fastest path that hooks and observers allow."""
+    """Runs the prompts, then token by token, on the fastest path that hooks and observers allow."""
 
     def __init__(
         self, model: GPT, gates: GateTensors | None, observe: Observer | None, *, room: int
     ) -> None:
-        """Keep keys and values of up to `room` tokens a sequence."""
+        """Allocate room for the keys and values of `room` tokens of each sequence."""
         self.model, self.gates, self.observe = model, gates, observe
         self.cache = KeyValueCache(model.config.n_layers, room=room)
         self.decoder: Decoder | None = None
 
     @torch.no_grad()
     def logits(self, new: Tokens, real: PositionMask | None) -> Float[Tensor, "batch d_vocab"]:
-        """Return the logits behind the new tokens, which are kept."""
-        if self.decoder is not None and self.decoder.nobody_looks():
+        """Return the logits after the new tokens, and cache their keys and values."""
+        if self.decoder is not None and self.decoder.applies():
             return self.decoder.step(new)[:, -1]
         logits = self.model(
             new,
@@ -172,10 +172,10 @@ def _steps(
 def draw(
     logits: Float[Tensor, "batch d_vocab"], config: SampleConfig, generator: torch.Generator
 ) -> Drawn:
-    """Draw one token a row, on the CPU; temperature 0 takes the largest logit.
+    """Sample one token for each row, on the CPU; temperature 0 takes the largest logit.
 
-    One uniform number a row falls into one token's share of the cumulated probabilities: on 50,000
-    tokens 18 times faster than torch.multinomial, which draws a number for every token.
+    One uniform number for each row selects a token by the cumulated probabilities. With 50,000
+    tokens this is 18 times faster than torch.multinomial, which draws a number for every token.
     """
     if config.temperature == 0:
         largest, drawn = logits.detach().max(dim=-1)
@@ -191,11 +191,11 @@ def draw(
 def next_token_probabilities(
     logits: Float[Tensor, "*batch d_vocab"], config: SampleConfig
 ) -> Float[Tensor, "*batch d_vocab"]:
-    """Return what the next token is drawn from: float64, on the CPU, over the whole vocabulary.
+    """Return the distribution of the next token: float64, on the CPU, over the whole vocabulary.
 
     softmax(logits / temperature); then only the top_k most probable are kept; then the fewest whose
-    share of what is left reaches top_p. Kept tokens are renormalised, all others are 0. Between
-    equals the lower id counts as more probable. Temperature 0 is 1 on the largest logit.
+    share of these reaches top_p. Kept tokens are renormalised, all others are 0. Of equal
+    probabilities, the lower id counts as higher. Temperature 0 gives 1 to the largest logit.
 
     Raises:
         ValueError: The logits are not numbers.
@@ -211,7 +211,7 @@ def next_token_probabilities(
     top_p = 1.0 if config.top_p is None else config.top_p
     if top_k >= logits.shape[-1] and top_p == 1.0:
         return _softmax(logits, config.temperature)
-    # Logits rather than probabilities are ranked: different logits can have equal probabilities.
+    # Logits, not probabilities, are ranked: different logits can round to equal probabilities.
     ranked, ids = logits.sort(dim=-1, descending=True, stable=True)
     ranked, ids = ranked[..., :top_k], ids[..., :top_k]
     kept = _softmax(ranked, config.temperature)
@@ -225,7 +225,7 @@ def next_token_probabilities(
 def _softmax(
     logits: Float[Tensor, "*batch candidate"], temperature: float
 ) -> Float[Tensor, "*batch candidate"]:
-    # The largest is brought to 0 first: a tiny temperature then gives -inf, never inf - inf.
+    # The largest logit is shifted to 0 first: a tiny temperature then gives -inf, not inf - inf.
     return ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).softmax(dim=-1)
 
 
@@ -236,7 +236,7 @@ def left_padded(
 
     Args:
         prompts: Token ids of each prompt.
-        pad_id: What stands before the shorter ones; nobody sees it.
+        pad_id: Id that pads shorter prompts on the left; it is masked.
 
     Raises:
         ValueError: There is no prompt, or an empty one.
@@ -294,7 +294,7 @@ def check_request(model: GPT, tokens: Tokens, max_new_tokens: int, stop_ids: Seq
     checked_ids(tokens)
     if 0 in tokens.shape:
         raise ValueError("prompt must have at least 1 token, got none")
-    # On a GPU, an id outside the embedding ends the process' CUDA context: looked at beforehand.
+    # On a GPU, an id outside the embedding destroys the CUDA context, so it is checked here.
     for what, ids in (("token ids", tokens), ("stop ids", torch.tensor(list(stop_ids)))):
         if ids.numel() and not 0 <= ids.min() <= ids.max() <= last_id:
             raise ValueError(
@@ -311,7 +311,7 @@ def check_request(model: GPT, tokens: Tokens, max_new_tokens: int, stop_ids: Seq
 
 
 def _readable(logits: Float[Tensor, "*batch d_vocab"]) -> Float64[Tensor, "*batch d_vocab"]:
-    """Return the logits in float64 on the CPU, once each row is known to have a largest number."""
+    """Return the logits in float64 on the CPU, after checking that they are finite."""
     # In this order, because some accelerators have no float64.
     logits = logits.detach().cpu().double()
     _require_numbers(logits.amax(dim=-1))

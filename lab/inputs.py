@@ -1,4 +1,4 @@
-"""What a forward pass is handed, checked before it is computed with.
+"""Checks of the input of a forward pass.
 
 Kernels misread, broadcast or clip much of what is not meant for them. Each check looks at types
 and shapes only, except that a mask of whole numbers is looked at for others than 0 and 1.
@@ -16,7 +16,7 @@ from lab.shapes import PositionMask, Resid, Tokens
 
 
 def shape_of(value: object) -> str:
-    """Say what a foreign value is, as short as a message needs it."""
+    """Describe a foreign value briefly, for a message."""
     if not isinstance(value, Tensor):
         return quoted(value)
     return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
@@ -26,7 +26,7 @@ def checked_ids(tokens: Any, what: str = "token ids") -> Tokens:
     """Return token ids [batch, pos] in int64.
 
     Raises:
-        ValueError: They are of another type than int64 or int32, or of another shape.
+        ValueError: Their type is not int64 or int32, or they have another shape.
     """
     if isinstance(tokens, Tensor) and tokens.ndim == 2:
         if tokens.dtype == torch.int64:
@@ -40,7 +40,7 @@ def checked_residual(residual: Any, config: ModelConfig) -> Resid:
     """Return a residual stream that a layer can start from.
 
     Raises:
-        ValueError: It is none, or of more positions than the model has.
+        ValueError: It is not a residual stream, or has more positions than n_ctx.
     """
     if not (
         isinstance(residual, Tensor)
@@ -69,16 +69,16 @@ def check_layer(name: str, layer: Any, n_layers: int) -> None:
 def checked_mask(
     mask: Any, batch: int, n_pos: int, device: torch.device | None = None
 ) -> PositionMask:
-    """Return an attention_mask as [batch, pos] of True at real tokens.
+    """Return an attention_mask as booleans [batch, pos], True at unpadded tokens.
 
     Args:
         mask: Booleans or whole numbers 0 and 1, a row for each sequence or one row for all.
         batch: Sequences of this call.
         n_pos: Tokens of this call.
-        device: Where the result goes; None: where the mask is.
+        device: Device of the result; None: that of the mask.
 
     Raises:
-        ValueError: It is something else, say 0 and -inf to be added to scores.
+        ValueError: It has other values, for example 0 and -inf to be added to scores.
     """
     if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
         raise ValueError(

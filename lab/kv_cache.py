@@ -1,4 +1,4 @@
-"""Keys and values of positions that were computed before: what makes a next token cheap."""
+"""A cache of the keys and values of earlier positions, which makes the next token cheap."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,9 +16,9 @@ Step = Float[Tensor, "batch kv_head new_pos d_head"]
 class KeyValueCache:
     """The keys and values of the positions that were already computed, layer by layer.
 
-    Hand the same object to each call of forward, with the new tokens only. Room is taken ahead and
-    doubled when it is used up, so that a step copies its own keys only. Weights must stay as they
-    are while a cache is in use: what it holds was computed from them.
+    Pass the same object to each call of forward, with the new tokens only. Memory is allocated
+    ahead and doubled when it is full, so that a step copies only its own keys. Do not edit the
+    weights while a cache is in use: its content was computed from them.
     """
 
     def __init__(self, n_layers: int, room: int = 0) -> None:
@@ -29,14 +29,14 @@ class KeyValueCache:
             room: Positions to make room for at once, when the whole length is known.
         """
         self.length = 0
-        """Positions that every layer has seen; a step that was broken off does not count."""
+        """Positions that every layer has processed; an interrupted step does not count."""
         self.room = room
         self.layers: list[tuple[HeadsFirst, HeadsFirst] | None] = [None] * n_layers
         self.real: Bool[Tensor, "batch key_pos"] | None = None
-        """Where the positions so far are real tokens; None: no padding."""
+        """True at unpadded tokens of the positions so far; None: no padding."""
 
     def check(self, config: ModelConfig, batch: int) -> None:
-        """Raise ValueError unless the next positions can be those of such a model and batch."""
+        """Raise ValueError unless the cache fits the model and the batch."""
         n_layers = config.n_layers
         if config.attention_dir != "causal":
             raise ValueError(
@@ -45,7 +45,7 @@ class KeyValueCache:
             )
         if len(self.layers) != n_layers:
             raise ValueError(
-                f"kv_cache must be of as many layers as the model, {n_layers}, "
+                f"kv_cache must have as many layers as the model, {n_layers}, "
                 f"got {len(self.layers)}; start a new one: KeyValueCache({n_layers})"
             )
         first = self.layers[0] if self.length else None
@@ -58,7 +58,7 @@ class KeyValueCache:
     def extend_mask(
         self, mask: Bool[Tensor, "batch pos"] | None, batch: int, n_pos: int
     ) -> Bool[Tensor, "batch key_pos"] | None:
-        """Append where the new tokens are real (None: all of them), and return the whole."""
+        """Append the mask of the new tokens (None: no padding), and return the whole mask."""
         past = None if self.real is None else self.real[:, : self.length]
         new = mask
         known = new if past is None else past
@@ -72,10 +72,10 @@ class KeyValueCache:
         return self.real
 
     def extend(self, layer: int, k: HeadVectors, v: HeadVectors) -> tuple[SharedKeys, SharedKeys]:
-        """Put new keys and values of a layer behind its first `length` and return all of them.
+        """Append new keys and values of a layer after its first `length`, and return all.
 
         Raises:
-            ValueError: They are of another batch than those before.
+            ValueError: Their batch size differs from the earlier positions'.
         """
         start, stop = self.length, self.length + k.shape[1]
         past = self.layers[layer]
@@ -84,9 +84,9 @@ class KeyValueCache:
                 f"a kv_cache must be used with one batch, got {k.shape[0]} sequences after "
                 f"{past[0].shape[0]}; start a new one for other sequences"
             )
-        new = (k.transpose(1, 2), v.transpose(1, 2))
+        new = (k.transpose(1, 2), v.transpose(1, 2))  # [batch, kv_head, pos, d_head]
         if k.requires_grad or v.requires_grad:
-            # Autograd needs every state that it has seen: nothing is written into.
+            # Autograd needs every earlier state, so no buffer is overwritten.
             old = new if past is None else past
             keys, values = (
                 torch.cat([o[:, :, :start], n], dim=2) for o, n in zip(old, new, strict=True)
@@ -106,7 +106,7 @@ class KeyValueCache:
         stop: int,
     ) -> tuple[HeadsFirst, HeadsFirst]:
         """Return buffers that hold the first `start` positions and have room up to `stop`."""
-        # What autograd has seen (a buffer grown while gradients were on) is not written into.
+        # A buffer that autograd tracks (it grew while gradients were on) is not overwritten.
         if past is not None and past[0].shape[2] >= stop and not past[0].requires_grad:
             return past
         room = max(self.room, stop if past is None else 2 * stop)

@@ -1,4 +1,4 @@
-"""The loss of the next token, as forward returns it; that of the answers is in `lab.evaluation`."""
+"""The next-token loss that forward returns; `lab.evaluation` has the loss of the answers."""
 
 from einops import rearrange
 from torch import Tensor
@@ -8,7 +8,7 @@ from lab.shapes import Logits, PositionMask, Tokens
 
 
 def check_loss(logits: Logits, tokens: Tokens, d_vocab: int, per_token: bool) -> None:
-    """Raise ValueError unless these logits predict these tokens, at least one of them."""
+    """Raise ValueError unless the logits predict at least one of the tokens."""
     if logits.shape[2] < d_vocab:
         raise ValueError(
             f"d_vocab_out must be at least d_vocab = {d_vocab} for a loss of the next token, "
@@ -21,8 +21,8 @@ def check_loss(logits: Logits, tokens: Tokens, d_vocab: int, per_token: bool) ->
         )
     if not (per_token or (tokens.shape[0] and tokens.shape[1] > 1)):
         raise ValueError(
-            "a loss must be of 1 or more sequences of at least 2 tokens, "
-            f"got shape {list(tokens.shape)}: nothing is predicted"
+            "a loss needs at least 1 sequence of at least 2 tokens, "
+            f"got shape {list(tokens.shape)}: there is no next token to predict"
         )
 
 
@@ -34,7 +34,7 @@ def next_token_loss(
 ) -> Tensor:
     """Return the mean of -ln p(next token), or [batch, pos - 1] of it, in nats.
 
-    Where a token or its next one is padding the loss is 0 and does not count.
+    If a token or its successor is padding, the loss is 0 and does not count.
     """
     losses = F.cross_entropy(
         rearrange(logits[:, :-1], "batch pos d_vocab -> batch d_vocab pos"),

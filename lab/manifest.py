@@ -1,7 +1,7 @@
-"""What vouches for a folder: manifest.json, the size and sha256 of every other file. No torch.
+"""The manifest of a folder: manifest.json lists size and sha256 of every other file. No torch.
 
 It is written last, so a folder with a manifest is complete, and every listed file is checked
-against it before it is read. Which files a run or a checkpoint has is not known here.
+against it before it is read. `lab.run_folders` describes runs.
 """
 
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What the manifest knows of a file."""
+    """The entry of a file in a manifest."""
 
     sha256: str
     bytes: int
 
 
 def is_inside(name: str) -> bool:
-    """Tell whether a relative name with forward slashes stays in its folder and is visible."""
+    """Return whether a relative name with forward slashes is inside its folder and not hidden."""
     parts = PurePosixPath(name).parts
     hidden = any(part.startswith(".") for part in parts)
     return bool(parts) and parts[0] != "/" and not hidden and not set(name) & {"\x00", "\\"}
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Tell whether what stands at a path, links followed, stays in a folder (itself maybe a link).
+    """Return whether a path, after following links, is inside a folder (which may be a link).
 
-    A run folder may come from anyone: a link in it must not lead our reading or writing elsewhere.
+    Run folders may come from others: a link in one must not redirect reads or writes.
     """
     try:
         return path.resolve().is_relative_to(folder.resolve())
@@ -45,15 +45,15 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 def is_file_within(path: Path, folder: Path) -> bool:
-    """Tell whether a path is a file of a folder, and no link to one elsewhere."""
+    """Return whether a path is a file in a folder, not a link to a file elsewhere."""
     try:
         return path.is_file() and is_within(path, folder)
-    except OSError:  # a name that is too long, or not ours to look at
+    except OSError:  # the name is too long, or access is denied
         return False
 
 
 def read_versioned(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run folder whose layout this version knows.
+    """Read a versioned JSON file of a run folder.
 
     Raises:
         ValueError: If it was written by a newer version; an older one is upgraded step by step.
@@ -74,7 +74,7 @@ def read_versioned(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """Return what a folder's manifest.json lists, by relative name with forward slashes.
+    """Return the entries of a folder's manifest.json, by relative name with forward slashes.
 
     Raises:
         ValueError: If the manifest is missing, damaged, too new or names a file outside the folder.
@@ -104,7 +104,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """Return the path of a file of a folder, once it is there.
+    """Return the path of a file of a folder, after checking that it exists.
 
     Raises:
         ValueError: If it is missing, or a link that leads out of the folder.
@@ -119,7 +119,7 @@ def file_in(folder: Path, name: str) -> Path:
 
 
 def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
-    """Return the path of a listed file, once it is there, in the folder and of the right size."""
+    """Return the path of a listed file, after checking its place and size."""
     path = file_in(folder, name)
     size = path.stat().st_size
     if size != entry.bytes:
@@ -131,7 +131,7 @@ def check_size(folder: Path, name: str, entry: FileEntry) -> Path:
 
 
 def verified(folder: Path, name: str, entry: FileEntry) -> Path:
-    """Return the path of a listed file, once its bytes are the ones that were written.
+    """Return the path of a listed file, after checking its sha256.
 
     Raises:
         ValueError: If it is missing, cut off or changed.
@@ -157,7 +157,7 @@ def write_manifest(folder: Path, entries: Mapping[str, FileEntry]) -> None:
 
 
 def seal_folder(folder: Path) -> None:
-    """Declare a folder complete: write its manifest over every visible file in it."""
+    """Mark a folder as complete: write a manifest of all its visible files."""
     files = [path for path in folder.rglob("*") if is_file_within(path, folder)]
     names = [path.relative_to(folder).as_posix() for path in files]
     listed = [name for name in names if name != MANIFEST and is_inside(name)]

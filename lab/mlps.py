@@ -1,4 +1,4 @@
-"""The second half of a block: two linear maps with a non-linearity between, plain or gated."""
+"""The MLP of a block: two linear maps with a non-linearity between, plain or gated."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def solu(pre: Tensor) -> Tensor:
 
 
 def gelu_new(pre: Tensor) -> Tensor:
-    """Return GELU by its tanh approximation: no lambda, because a model can be pickled."""
+    """Return the tanh approximation of GELU; a function, because lambdas cannot be pickled."""
     return F.gelu(pre, approximate="tanh")
 
 
@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
-    """Two linear maps with a non-linearity between, at each position on its own."""
+    """Two linear maps with a non-linearity between, applied at each position."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class MLP(nn.Module):
         draw_parameters(self, self.initial_std, generator)
 
     def forward(self, normalised: Resid, stepwise: bool = False) -> Resid:
-        """Return what the MLP adds to the residual stream."""
+        """Return the MLP output."""
         pre = tap(self.hook_pre, F.linear(normalised, self.W_in.T, self.b_in))
         post = self.act(pre)
         if self.normalises:
@@ -90,7 +90,7 @@ class GatedMLP(nn.Module):
         draw_parameters(self, self.initial_std, generator)
 
     def forward(self, normalised: Resid, stepwise: bool = False) -> Resid:
-        """Return what the MLP adds to the residual stream."""
+        """Return the MLP output."""
         gate = tap(self.hook_pre, F.linear(normalised, self.W_gate.T))
         linear = tap(self.hook_pre_linear, F.linear(normalised, self.W_in.T))
         post = tap(self.hook_post, self.act(gate) * linear + self.b_in)

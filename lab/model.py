@@ -1,8 +1,8 @@
 """GPT: a decoder-only Transformer whose every activation can be read and edited.
 
-The forward pass: from token ids through the layers of `lab.blocks`, between the two ends of
-`lab.embeddings`, to logits or their loss. What surrounds the model for TransformerLens's tools is
-in `lab.lens.surface`; `lab.hooked_gpt` adds loading, saving and generation.
+The forward pass goes from token ids through the embeddings (`lab.embeddings`) and the layers
+(`lab.blocks`) to logits or their loss. `lab.lens.surface` has the methods that TransformerLens's
+tools need; `lab.hooked_gpt` adds loading, saving and generation.
 """
 
 from typing import Any, Literal, TypeVar
@@ -31,7 +31,7 @@ from lab.taps import tap
 
 
 class GPT(TransformerLensSurface):
-    """What HookedGPT computes: the forward pass, with its hooks, gates and observers."""
+    """The forward pass of HookedGPT, with its hooks, gates and observers."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the model on the CPU with initial weights drawn from config.seed."""
@@ -55,18 +55,18 @@ class GPT(TransformerLensSurface):
         self.setup()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Put a part in its place; a tied unembedding follows an Embed of ours."""
+        """Set an attribute; a new `embed` is tied to a tied unembedding."""
         super().__setattr__(name, value)
         unembed = self.__dict__.get("_modules", {}).get("unembed")
         if isinstance(unembed, TiedUnembed) and name == "embed" and isinstance(value, Embed):
             unembed.tie(value)
 
     def init_weights(self) -> None:
-        """Draw every parameter from config.seed; the global generator is left alone."""
+        """Draw every parameter from config.seed; the global generator is not used."""
         self.reset_parameters(torch.Generator().manual_seed(self.config.seed))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw every parameter anew, from PyTorch's global generator unless another is given."""
+        """Initialise every parameter again, from PyTorch's global generator unless one is given."""
         for module in list(self.modules())[1:]:
             if any(True for _ in module.parameters(recurse=False)):
                 module.reset_parameters(generator)  # pyright: ignore[reportCallIssue]
@@ -90,22 +90,22 @@ class GPT(TransformerLensSurface):
         """Run the model, or some of its layers.
 
         Args:
-            input: Token ids (or a text, where there is a tokenizer), or with start_at_layer the
+            input: Token ids (or a text, if the model has a tokenizer), or with start_at_layer the
                 residual stream before that layer.
             return_type: "logits" [batch, pos, d_vocab]; "loss", the mean of -ln p(next token), NaN
-                where attention_mask leaves none to predict;
-                "both", the pair; None, nothing (for observers: then the last layer stops after its
-                reads, unless a hook stands on it).
+                if attention_mask leaves no token to predict; "both", the pair; None, no result (for
+                observers: the last layer then stops after its reads, unless it has a hook).
             loss_per_token: Return the loss of each position but the last: [batch, pos - 1].
             tokens: The ids that a loss needs when input is a residual stream.
-            gates: Which heads are scaled and what fills the gap, just before hook_z.
-            observe: Called once a layer, in order, with (layer, AttentionReads).
-            attention: "auto" builds scores and pattern only in layers where a hook listens on them;
-                "explicit" always, norms in steps too; "fused" never, and refuses such hooks.
-            attention_mask: True (or 1) at real tokens, False at padding, which may stand on the
-                left, on the right or both: [batch, pos] of this call's tokens, or [1, pos] for all
-                sequences. Padding is seen by nobody and shifts no position.
-            kv_cache: Holds the positions computed before; input then holds the new ones only.
+            gates: Which heads are scaled, and their fill, just before hook_z.
+            observe: Called once for each layer, in order, with (layer, AttentionReads).
+            attention: "auto" builds scores and pattern only in layers with a hook on them;
+                "explicit" builds them always, and runs norms step by step; "fused" never does, and
+                rejects such hooks.
+            attention_mask: True (or 1) at unpadded tokens, False at padding on the left, the right
+                or both: [batch, pos] of this call's tokens, or [1, pos] for all sequences. Padding
+                is masked and does not count as a position.
+            kv_cache: Keys and values of earlier positions; input then has only the new ones.
             last_only: Normalise and unembed the last position only: logits [batch, 1, d_vocab].
             start_at_layer: First layer to run; negative counts from the end.
             stop_at_layer: Stop before this layer and return the residual stream there.
@@ -115,7 +115,8 @@ class GPT(TransformerLensSurface):
 
         Raises:
             ValueError: Too many positions, token ids out of range, arguments of another shape or
-                type than the model reads, or that exclude each other, or a loss of nothing.
+                type than the model reads, or that exclude each other, or there is no position to
+                score.
         """
         require_choice("attention", attention, ("auto", "fused", "explicit"))
         if not torch.compiler.is_compiling():
@@ -203,4 +204,4 @@ class GPT(TransformerLensSurface):
 
 
 AnyGPT = TypeVar("AnyGPT", bound=GPT)
-"""GPT or a subclass of it: what loads a model is told which, and returns one."""
+"""GPT or a subclass of it."""

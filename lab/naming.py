@@ -1,4 +1,4 @@
-"""Names that people type: how a head is written, and what to say when a name is unknown."""
+"""Head labels such as L0H3, and suggestions for unknown names."""
 
 import difflib
 import re
@@ -9,7 +9,7 @@ LONGEST_QUOTE = 200
 
 
 def quoted(value: object) -> str:
-    r"""Return a foreign value as a message repeats it: short, printable and ASCII, whatever it is.
+    r"""Return a foreign value as a short, printable ASCII text for a message.
 
     >>> print(quoted("caf\N{LATIN SMALL LETTER E WITH ACUTE}"), quoted([1, "a"]))
     'caf\xe9' [1, 'a']
@@ -18,21 +18,21 @@ def quoted(value: object) -> str:
         text = ascii(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists of ...
         return f"{type(value).__name__} too large to show"
-    return cut(text)
+    return shortened(text)
 
 
 def bare(name: str) -> str:
-    """Return a name that may come from a file or a folder as `quoted` does, without the quotes."""
-    return cut(ascii(name)[1:-1])
+    """Return a foreign name as `quoted` does, without the quotes."""
+    return shortened(ascii(name)[1:-1])
 
 
-def cut(text: str) -> str:
+def shortened(text: str) -> str:
     """Return a text, or its beginning if it is long."""
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 3] + "..."
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
-    """Say which names there are, and which one was probably meant.
+    """Return a message that lists the known names and suggests the closest.
 
     >>> unknown_name("task", "inducton", ["copy", "induction"])
     "unknown task 'inducton'; choose from copy, induction (did you mean 'induction'?)"
@@ -48,7 +48,7 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
 
 
 def head_label(layer: int, head: int) -> str:
-    """Write a head the way every table, address and command line does.
+    """Return the label of a head.
 
     >>> head_label(0, 3)
     'L0H3'

@@ -1,6 +1,6 @@
-"""What stands before attention, MLP and unembedding: LayerNorm, RMSNorm, or nothing.
+"""Normalisation before attention, MLP and unembedding: LayerNorm, RMSNorm or none.
 
-Each has a step-by-step path with TransformerLens's two hooks, and a fused one past them.
+Each has a step-by-step path with TransformerLens's two hooks, and a fused path without hooks.
 """
 
 import torch
@@ -34,7 +34,7 @@ class LayerNorm(nn.Module):
         draw_parameters(self, 0.0, generator)
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
-        """Normalise over d_model, in steps if asked to or if a hook listens."""
+        """Normalise over d_model, step by step if `stepwise` is set or there is a hook."""
         if not (stepwise or listened(self.hook_scale, self.hook_normalized)):
             return self.fused(residual)
         centred = residual - residual.mean(dim=-1, keepdim=True)
@@ -43,7 +43,7 @@ class LayerNorm(nn.Module):
         return tap(self.hook_normalized, centred / scale) * self.w + self.b
 
     def fused(self, residual: Streams) -> Tensor:
-        """Normalise in one kernel, past the hooks."""
+        """Normalise in one kernel, without hooks."""
         return F.layer_norm(residual, self.w.shape, self.w, self.b, self.eps)
 
 
@@ -76,10 +76,10 @@ class RMSNorm(nn.Module):
 
 
 class NoNorm(nn.Module):
-    """No normalisation: the residual stream as it is."""
+    """No normalisation: returns the residual stream unchanged."""
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Do nothing: there is no parameter."""
+        """Do nothing: the module has no parameters."""
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
         return residual
@@ -98,7 +98,7 @@ def make_norm(config: ModelConfig) -> Norm:
 
 
 def is_plain(norm: Norm) -> bool:
-    """Tell whether a norm only normalises: no scale but 1 and no shift but 0."""
+    """Return whether a norm has the scale 1 and the shift 0."""
     parameters = dict(norm.named_parameters())
     scaled = "w" in parameters and not bool((parameters["w"] == 1).all())
     return not scaled and not ("b" in parameters and bool(parameters["b"].any()))

@@ -1,9 +1,9 @@
-"""A forward pass entered in the middle: behind the attention of a layer, with its output edited.
+"""A forward pass that resumes after a layer's attention, with the attention output edited.
 
-What a head writes is added to the residual stream, so a pass without it is the whole model's pass
-up to there, less what the head wrote. One pass of the whole model is kept, and any number of edited
-ones continue it: no layer below the edit, and not the attention of its own layer, runs again.
-Every step is a method of `lab.blocks`; what is done with the rows is not known here.
+Heads add their outputs to the residual stream, so a pass without a head equals the whole pass up to
+its layer, minus its output. One whole pass is kept, and any number of edited passes resume from it:
+the layers below the edit, and the attention of its own layer, do not run again. Every step is a
+method of `lab.blocks`.
 """
 
 from dataclasses import dataclass
@@ -24,46 +24,46 @@ from lab.shapes import HeadVectors, PositionMask, Resid, Tokens
 from lab.taps import hooked_here
 
 Edits = Float[Tensor, "run batch pos d_model"]
-"""What each run adds to what a layer's attention writes."""
+"""What each run adds to the attention output of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Halfway:
-    """One layer of the whole model, behind its attention."""
+    """State of the whole pass after the attention of one layer."""
 
     z: HeadVectors
-    """What its heads mixed."""
+    """z of its heads."""
     residual: Resid
-    """What an edit of the attention's output is added to: the stream before the MLP, or behind the
-    whole layer where the MLP does not read what the attention wrote."""
+    """The stream to which an edit is added: before the MLP, or after the whole layer if the MLP
+    does not read the attention output."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholePass:
-    """What every layer of a model computed on some sequences, kept for edited passes."""
+    """The state of every layer after a forward pass, kept for edited passes."""
 
     model: GPT
     real: PositionMask | None
     first: int
-    """First position that somebody reads: the last layer computes from there on only."""
+    """First position that is read: the last layer computes only from here on."""
     positions: Positions
     layers: tuple[Halfway, ...]
     """Every layer, the last one from `first` on."""
     rows: Float[Tensor, "batch tail d_model"]
-    """The residual stream behind the last layer, from `first` on."""
+    """The residual stream after the last layer, from `first` on."""
 
     def positions_in(self, layer: int) -> Positions:
-        """Return the positions of the vectors that are kept of a layer."""
+        """Return the positions of the vectors that are kept for a layer."""
         return (
             self.positions[..., self.first :] if layer == len(self.layers) - 1 else self.positions
         )
 
 
 def can_be_entered(model: GPT) -> bool:
-    """Tell whether the steps of a pass may be taken one by one, past the parts' own forward.
+    """Return whether the fast path gives the same result as forward.
 
-    They may where nobody listens, every part and the model run this package's forward, neither
-    replaced nor wrapped, and every weight holds its data: accelerate brings offloaded weights in a
+    It does if there are no hooks, the model and all its modules run this package's forward, neither
+    replaced nor wrapped, and all weights are in memory: accelerate loads offloaded weights in a
     wrapper of forward.
     """
     _, *parts = modules = list(model.modules())
@@ -83,13 +83,13 @@ def can_be_entered(model: GPT) -> bool:
 def whole_pass(
     model: GPT, tokens: Tokens, real: PositionMask | None = None, first: int = 0
 ) -> WholePass:
-    """Run a model that can be entered, and keep what edited passes continue.
+    """Run a model that can be entered, and keep the state from which edited passes resume.
 
     Args:
         model: The model.
         tokens: The sequences.
-        real: True at real tokens; None: all are.
-        first: First position that is read behind the last layer.
+        real: True at unpadded tokens; None: no padding.
+        first: First position that is read after the last layer.
     """
     tokens = checked_ids(tokens)
     run = pass_over(model, tokens.shape[1], real)
@@ -114,19 +114,19 @@ def whole_pass(
 def edited_rows(
     whole: WholePass, layer: int, edits: Edits, gates: GateTensors | None = None
 ) -> Float[Tensor, "run batch tail d_model"]:
-    """Return the residual stream behind the last layer, of each run, from `first` on.
+    """Return the residual stream of each run after the last layer, from `first` on.
 
     Args:
-        whole: The pass that the edited ones continue.
-        layer: Where the edits are added, of the positions that are kept of this layer.
-        edits: What each run adds to what this layer's attention writes.
-        gates: Gates of the layers above, of the sequences of all runs in turn.
+        whole: The pass from which the edited ones resume.
+        layer: Layer of the edits, which cover the positions that are kept for it.
+        edits: What each run adds to this layer's attention output.
+        gates: Gates of the layers above, for the sequences of all runs in turn.
     """
     model, runs = whole.model, len(edits)
     real = None if whole.real is None else whole.real.repeat(runs, 1)
     n_pos = whole.positions.shape[-1]
     run = pass_over(model, n_pos, real, gates)
-    residual = (whole.layers[layer].residual + edits).flatten(0, 1)
+    residual = (whole.layers[layer].residual + edits).flatten(0, 1)  # [run * batch, pos, d_model]
     blocks = blocks_of(model)
     residual = blocks[layer].end(residual, run)
     for above in range(layer + 1, len(blocks)):
@@ -139,7 +139,7 @@ def edited_rows(
 def pass_over(
     model: GPT, n_pos: int, real: PositionMask | None, gates: GateTensors | None = None
 ) -> Pass:
-    """Return what HookedGPT.forward tells every layer of a plain pass."""
+    """Return the settings that HookedGPT.forward uses for a plain pass."""
     config, weight = model.config, model.embed.W_E
     positions = token_positions(real, 0, n_pos, weight.device)
     return Pass(
@@ -153,12 +153,12 @@ def pass_over(
 
 
 def blocks_of(model: GPT) -> list[Block]:
-    """Return the layers of a model that can be entered."""
+    """Return the layers of a model, typed as blocks."""
     return [cast(Block, block) for block in model.blocks]
 
 
 def halfway(block: Block, residual: Resid, run: Pass, layer: int, first: int) -> Halfway:
-    """Run a layer up to behind its attention, from a position on: keys alone before it."""
+    """Run a layer through its attention; positions before `first` give keys and values only."""
     read = residual[:, first:] if first else residual
     queries, keys, values = block.read(residual, run)
     queries = queries[:, first:] if first else queries

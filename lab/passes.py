@@ -1,4 +1,4 @@
-"""What one forward pass tells every layer: an argument of the layers, never state on the model."""
+"""Settings of one forward pass: an argument of the layers, never state on the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,34 +21,34 @@ AttentionPath = Literal["auto", "fused", "explicit"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pass:
-    """What one forward pass tells every layer."""
+    """Settings of one forward pass that all layers share."""
 
     positions: Positions
     first_pos: int
     sight: Sight
     turns: Turns | None
-    """How far rotary positions turn q and k."""
+    """Rotation of q and k at rotary positions."""
     gates: GateTensors | None = None
     observe: Observer | None = None
     path: AttentionPath = "auto"
     kv_cache: KeyValueCache | None = None
     laid: Sequence[Laid] | None = None
-    """The weights of q, k and v of each layer, laid side by side once for many passes."""
+    """Concatenated weights of q, k and v of each layer, computed once for many passes."""
     last_read: int | None = None
-    """The layer after whose reads nothing is asked for; None: the whole model is."""
+    """Last layer that the pass needs, up to its reads; None: run the whole model."""
     quiet: bool = False
-    """Whoever made this pass has looked: no hook stands on the model, and no part is foreign."""
+    """The caller has checked that the model has no hooks and only this package's modules."""
 
     def hears(self, *hooks: HookPoint) -> bool:
-        """Tell whether anybody listens on one of these hook points."""
+        """Return whether one of these hook points has a hook."""
         return not self.quiet and listened(*hooks)
 
     def tap(self, hook: HookPoint, x: Tensor) -> Tensor:
-        """Return what the listeners of a hook point make of x."""
+        """Pass x through a hook point and return the result."""
         return x if self.quiet or not listened(hook) else hook(x)
 
-    def refuse_foreign(self, part: nn.Module, layer: int) -> None:
-        """Raise ValueError if this pass says something that a foreign part would not hear."""
+    def reject_foreign(self, part: nn.Module, layer: int) -> None:
+        """Raise ValueError if this pass has a setting that a foreign module would ignore."""
         unheard = {
             "gates": self.gates is not None and bool((self.gates.g[layer] != 1).any()),
             "an observer": self.observe is not None,
@@ -65,7 +65,7 @@ class Pass:
 
 
 def pass_alone(config: ModelConfig, x: Tensor) -> Pass:
-    """Return the pass of a part that is called on its own: whole sequences, and nothing else."""
+    """Return the settings for a module that is called alone: whole sequences, no options."""
     positions = token_positions(None, 0, x.shape[1], x.device)
     return Pass(
         positions=positions,

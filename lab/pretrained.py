@@ -20,7 +20,7 @@ from lab.model import AnyGPT
 from lab.naming import quoted, unknown_name
 from lab.packaged import KNOWN, packaged_file
 from lab.runtime import pick_device
-from lab.weights import refuse_pickle
+from lab.weights import reject_pickle
 
 OFFER = (
     "or give a transformers model, its folder (config.json and .safetensors) or a .gguf file; "
@@ -95,7 +95,7 @@ def from_disk(source: str | Path, kind: type[AnyGPT]) -> AnyGPT:
 
 def from_file(path: Path, kind: type[AnyGPT]) -> AnyGPT:
     """Return the model of a GGUF file."""
-    refuse_pickle(path)
+    reject_pickle(path)
     if path.suffix == ".safetensors":
         raise ValueError(
             "model must be a folder with config.json and .safetensors, got the file "

@@ -1,4 +1,4 @@
-"""How q, k and v are made of the residual stream: x W + b for every head, in one place."""
+"""Projections of the residual stream to q, k and v: x W + b for every head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lab.shapes import Resid
 
 FEW_POSITIONS = 16
-"""Up to this many positions, laying weights side by side costs more than it saves."""
+"""Up to this many positions, concatenating the weights costs more time than it saves."""
 
 Weights = Sequence[Float[Tensor, "_ d_model d_head"]]
 """One matrix for each head of each projection, say (W_Q, W_K, W_V)."""
@@ -23,20 +23,20 @@ Vectors = Sequence[Float[Tensor, "batch pos _ d_head"]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Laid:
-    """Several projections side by side: one matrix product for all heads of all of them."""
+    """Several projections, concatenated: one matrix product computes all their heads."""
 
     weight: Float[Tensor, "width d_model"]
     bias: Float[Tensor, " width"]
     heads: tuple[int, ...]
-    """How many heads each projection has."""
+    """Number of heads of each projection."""
     d_head: int
 
     def __call__(self, x: Resid) -> Vectors:
         """Return x W + b of each projection."""
         vectors = F.linear(x, self.weight, self.bias)  # [batch, pos, width]
         vectors = vectors.view(x.shape[0], x.shape[1], sum(self.heads), self.d_head)
-        # What hooks may write into: autograd forbids it for what split() returns, and the gradients
-        # of slices are three tensors of the whole size where this gives one.
+        # Hooks may write into these views: autograd forbids that for split(), and slices would have
+        # three gradients of the whole size instead of one.
         return vectors.unsafe_split_with_sizes(self.heads, dim=2)
 
     def detached(self) -> "Laid":
@@ -46,7 +46,7 @@ class Laid:
 
 
 def side_by_side(weights: Weights, biases: Biases) -> Laid:
-    """Lay projections side by side."""
+    """Concatenate projections."""
     return Laid(
         weight=torch.cat([weight.mT for weight in weights]).flatten(0, 1),
         bias=torch.cat([*biases]).flatten(),
@@ -62,8 +62,8 @@ def project(
 
     Args:
         x: The normalised stream, or one input for each head.
-        weights: Of each projection.
-        biases: Of each projection.
+        weights: Weights of each projection.
+        biases: Biases of each projection.
     """
     if x.ndim == 4:
         pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
@@ -71,7 +71,7 @@ def project(
         return [einsum(x, weight, pattern) + bias for weight, bias in each]
     if x.shape[0] * x.shape[1] > FEW_POSITIONS:
         return side_by_side(weights, biases)(x)
-    rows = x.flatten(0, 1)  # [batch * pos, d_model]; the weights stay where they are
+    rows = x.flatten(0, 1)  # [batch * pos, d_model]; the weights are not copied
     vectors = [
         torch.baddbmm(bias.unsqueeze(1), rows.expand(len(weight), -1, -1), weight)
         for weight, bias in zip(weights, biases, strict=True)

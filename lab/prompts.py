@@ -1,4 +1,4 @@
-"""What people give to continue, as the tensors that a model reads."""
+"""Converts the input of `generate` (texts, ids) to tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from lab.naming import quoted
 from lab.shapes import Tokens
 
 Prompts = Int[Tensor, "*axes"] | Sequence[Any] | str
-"""Token ids [batch, pos] or [pos], lists of them, or texts of equally many tokens."""
+"""Token ids [batch, pos] or [pos], lists of them, or texts with the same number of tokens."""
 StopIds = Int[Tensor, "..."] | Sequence[Any] | int | str
 """Token ids or texts of one token: one, or several."""
 
 
 def prompt_tokens(model: GPT, prompts: Prompts) -> Tokens:
-    """Return prompts as a batch; one prompt is a batch of one.
+    """Return prompts as a batch; one prompt becomes a batch of one.
 
     Raises:
         ValueError: They are not token ids, texts without a tokenizer, or not equally long.
@@ -38,7 +38,7 @@ def prompt_tokens(model: GPT, prompts: Prompts) -> Tokens:
 
 
 def prompt_mask(mask: Any) -> Tensor | None:
-    """Return an attention_mask as a tensor, that of one prompt as a batch of one.
+    """Return an attention_mask as a tensor [batch, pos].
 
     Raises:
         ValueError: It is neither a tensor nor lists of numbers.
@@ -70,7 +70,7 @@ def stop_tokens(model: GPT, stop_ids: StopIds) -> tuple[int, ...]:
 
 
 def whole_numbers(what: str, given: Any) -> Tensor:
-    """Return numbers as a tensor of whole numbers; bool and float are rejected.
+    """Return numbers as an integer tensor; bool and float are rejected.
 
     Raises:
         ValueError: They are something else, or lists of different lengths.

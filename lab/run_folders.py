@@ -1,9 +1,9 @@
-"""Run folders: where runs live, what is in one, and what makes it complete. No torch.
+"""Run folders: their place, content and completeness. No torch.
 
 A run is a folder `<home>/<name>` that appears with its config.json and its first checkpoint, grows
 checkpoints and metrics.csv, and is complete once manifest.json lists every file with its sha256.
 Only complete runs are listed, and every file is checked against the manifest before it is read.
-How weights are stored is `lab.checkpoint`'s.
+`lab.checkpoint` stores weights.
 """
 
 import logging
@@ -39,7 +39,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 METRICS = "metrics.csv"
 OPTIMIZER = "optimizer.safetensors"
-"""The file of a checkpoint without which training cannot go on from it."""
+"""The file of a checkpoint that is needed to resume training from it."""
 CHECKPOINTS = "checkpoints"
 METRIC_COLUMNS = (
     "step",
@@ -55,12 +55,12 @@ METRIC_COLUMNS = (
 FEWEST_BYTES = 2
 """Bytes of a weight in the smallest format that is read (float16, bfloat16)."""
 MetricsRow = dict[str, int | float]
-"""A row of metrics.csv by column: `step` is whole, a float that is missing is NaN."""
+"""A row of metrics.csv by column: `step` is an int, a missing float is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder, read: its configuration and the files that it vouches for."""
+    """A run folder: its configuration and its manifest."""
 
     path: Path
     name: str
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Step of the weights; in a pruned run, that of the checkpoint it was made of, or later."""
+        """Step of the weights; in a pruned run, the step of its source checkpoint, or later."""
         return max(self.steps, default=self.config.steps)
 
     def checkpoint(self, step: int | None = None) -> Path:
@@ -93,11 +93,11 @@ class Run:
         return self.path / CHECKPOINTS / step_name(steps[-1] if step is None else step)
 
     def metrics(self) -> list[MetricsRow]:
-        """Return the rows of metrics.csv, a step each; NaN where the step was not evaluated."""
+        """Return the rows of metrics.csv, one for each step; NaN if it was not evaluated."""
         return read_metrics(self.file(METRICS) if self.files else file_in(self.path, METRICS))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of the run, once it is what the manifest says.
+        """Return the path of a file of the run, after checking it against the manifest.
 
         Raises:
             ValueError: If the manifest has no such file, or the file is missing or changed.
@@ -133,7 +133,7 @@ def step_name(step: int) -> str:
 
 
 def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoint stands in the folder, in order."""
+    """Return the steps that have a checkpoint in the folder, in order."""
     steps = []
     folder = run_dir / CHECKPOINTS
     for path in folder.glob("step-*") if is_within(folder, run_dir) else ():
@@ -143,8 +143,8 @@ def checkpoint_steps(run_dir: Path) -> tuple[int, ...]:
     return tuple(sorted(steps))
 
 
-def can_go_on(run_dir: Path) -> bool:
-    """Tell whether the last checkpoint in a folder holds a training state, damaged or not."""
+def has_training_state(run_dir: Path) -> bool:
+    """Return whether the last checkpoint in a folder has training state, damaged or not."""
     steps = checkpoint_steps(run_dir)
     if not steps:
         return False
@@ -161,7 +161,7 @@ def check_run_name(name: str) -> None:
 
 
 def list_runs(home: Path | None = None) -> list[Run]:
-    """Return the complete runs of a home, by name; what is unfinished or damaged is passed over."""
+    """Return the complete runs of a home, by name; unfinished and damaged ones are skipped."""
     home = runs_home() if home is None else home
     if not home.is_dir():
         return []
@@ -202,13 +202,13 @@ def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: boo
             raise ValueError(
                 f"run must be a folder with a {CONFIG}, got {given!r}; `headlab runs` lists them"
             )
-        if given not in run_names(home):  # else read_run says what it lacks
+        if given not in run_names(home):  # otherwise read_run raises the error
             raise ValueError(unknown_name("run", given, run_names(home)))
     if not unfinished and not is_file_within(path / MANIFEST, path):
         way_out = (
             "which stopped before its end; train it to the end with --resume"
-            if can_go_on(path)
-            else f"which has no {MANIFEST} and nothing that training could go on from; restore the "
+            if has_training_state(path)
+            else f"which has no {MANIFEST} and no checkpoint to resume from; restore the "
             "folder from a copy"
         )
         raise ValueError(f"run must be complete, got {path.name!r}, {way_out}")
@@ -216,14 +216,14 @@ def open_run(name_or_path: str | Path, home: Path | None = None, unfinished: boo
 
 
 def run_names(home: Path) -> list[str]:
-    """Return the names of the folders in a home that carry a manifest."""
+    """Return the names of the folders in a home that have a manifest."""
     if not home.is_dir():
         return []
     return sorted(path.parent.name for path in home.glob(f"[!.]*/{MANIFEST}"))
 
 
 def read_run(path: Path) -> Run:
-    """Read config.json and, if there is one, the manifest that vouches for it."""
+    """Read config.json and, if there is one, the manifest."""
     files = read_manifest(path) if is_file_within(path / MANIFEST, path) else {}
     if files:
         if CONFIG not in files:
@@ -245,7 +245,7 @@ def read_run(path: Path) -> Run:
                 f"{WEIGHTS} must hold the {numbers} numbers that {CONFIG} describes, got {held} "
                 f"bytes in {str(path)!r}; use weights and config of one model"
             )
-    # A run may be a link; `.` and `..` name none.
+    # The path may be a link, whose own name counts; `.` and `..` are resolved.
     name = path.resolve().name if path.name in ("", "..") else path.name
     return Run(path=path, name=name, config=train, info=data, files=files)
 
@@ -253,9 +253,9 @@ def read_run(path: Path) -> Run:
 def update_derived(run_dir: Path, files: Mapping[str, bytes | Path]) -> None:
     """Add or replace files made from a complete run: tables, figures, reports.
 
-    Killed at any moment, the run still verifies: the manifest first forgets these files, then they
-    are replaced one by one, then the manifest lists them again. Other entries stay as they were, so
-    that a file damaged meanwhile is not vouched for.
+    If the process is killed at any moment, the run still verifies: the manifest first drops these
+    files, then they are replaced one by one, then it lists them again. Other entries do not change,
+    so that a file that was damaged meanwhile does not verify.
 
     Args:
         run_dir: The folder of a complete run.
@@ -306,6 +306,6 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
 
 def metrics_row(row: MetricsRow) -> str:
-    """Write one row of metrics.csv; every float reads back to the same bits, NaN is empty."""
+    """Return one row of metrics.csv; floats keep all bits, NaN is an empty cell."""
     cells = ("" if math.isnan(row[name]) else repr(row[name]) for name in METRIC_COLUMNS)
     return ",".join(cells) + "\n"

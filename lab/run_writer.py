@@ -1,7 +1,7 @@
-"""A run folder while it is trained: created whole, grown by checkpoints, sealed at the end.
+"""Writes the run folder during training: creates it, adds checkpoints, seals it at the end.
 
-At any moment a killed process leaves either no run folder or one that can be resumed. Only the main
-process has a writer. What a finished run offers to its readers is `lab.run_folders`'s.
+A killed process leaves either no run folder or one that can be resumed. Only the main process has a
+writer. `lab.run_folders` reads runs.
 """
 
 import contextlib
@@ -47,10 +47,10 @@ HEADER = ",".join(METRIC_COLUMNS) + "\n"
 
 
 def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
-    """Return the step that a run of this config would go on from in the folder.
+    """Return the step from which a run of this config resumes in the folder.
 
     Raises:
-        ValueError: If the folder is taken, or holds a run that cannot be continued so.
+        ValueError: If the folder exists, or its run cannot be resumed with this config.
     """
     check_run_name(run_dir.name)
     if not run_dir.exists():
@@ -73,7 +73,7 @@ def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
             f"a complete run must have the checkpoint of its last step {run.config.steps}, got "
             f"{run.steps[-1]} as the last in {str(run_dir)!r}; restore the folder from a copy"
         )
-    # Where a run continues is free; what it computes is not.
+    # A run may resume on another device, but with no other change.
     given = dataclasses.replace(config, device=run.config.device)
     changed = differences(given.to_dict(), run.config.to_dict())
     if changed:
@@ -83,7 +83,7 @@ def check_target(run_dir: Path, config: TrainConfig, resume: bool) -> int:
             f"config must be the run's own to resume it, got {got} where {run.name!r} has {had}; "
             "leave it as it was or choose another name"
         )
-    with hold(run_dir):  # one that another process writes is refused before anything is said
+    with hold(run_dir):  # reject a run that another process writes, before any output
         return run.steps[-1]
 
 
@@ -105,7 +105,7 @@ def differences(
 
 
 def check_end(run: Run) -> None:
-    """Raise ValueError if a run that is complete has lost a part of what it ended with."""
+    """Raise ValueError if files of a complete run are missing or changed."""
     last = f"{CHECKPOINTS}/{step_name(run.config.steps)}/"
     for name in run.files:
         if name in (WEIGHTS, METRICS) or name.startswith(last):
@@ -113,15 +113,15 @@ def check_end(run: Run) -> None:
 
 
 def with_way_back(error: ValueError, run: Run) -> ValueError:
-    """Return what is wrong with the last checkpoint of a run, with what loses least."""
+    """Return the error for a damaged last checkpoint, with the remedy that loses least."""
     if run.files or len(run.steps) < 2:
         return error
     last, before = str(run.checkpoint()), run.steps[-2]
-    return ValueError(f"{error}, or remove {last!r} to go on from step {before}")
+    return ValueError(f"{error}, or remove {last!r} to resume from step {before}")
 
 
 class RunWriter:
-    """Writes one run folder; use it in a `with` block, which keeps the folder to this process."""
+    """Writes one run folder; use it in a `with` block, which locks the folder."""
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
         self.run_dir = run_dir
@@ -142,7 +142,7 @@ class RunWriter:
         info: Mapping[str, Any],
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Make the folder appear with config, empty metrics, the checkpoint of step 0 and files."""
+        """Create the folder with config, empty metrics, the checkpoint of step 0 and files."""
         with one_clear_error(self.run_dir):
             remove_leftovers(self.run_dir.parent, self.run_dir.name)
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -159,15 +159,15 @@ class RunWriter:
         self._open_metrics()
 
     def discard(self) -> None:
-        """Remove a run that this writer has created; one that was there before stays."""
+        """Remove the run if this writer has created it."""
         if self._created:
             self._held.close()
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def resume(self) -> int:
-        """Take the folder over and return the step of its last checkpoint.
+        """Lock the folder and return the step of its last checkpoint.
 
-        What a killed process left is removed, and metrics are cut to that step.
+        Files that a killed process left are removed, and metrics are truncated to that step.
 
         Raises:
             ValueError: If another process writes the run, or metrics are missing.
@@ -184,7 +184,7 @@ class RunWriter:
                 f"{METRICS} must have a row for every step up to {step}, got {len(rows)} in order "
                 f"in {str(self.run_dir)!r}; restore it from a copy or train under another name"
             )
-        if not run.files:  # a complete run stays as it was sealed
+        if not run.files:  # a complete run is not modified
             lines = [HEADER, *map(metrics_row, rows)]
             atomic_write(self.run_dir / METRICS, "".join(lines).encode("ascii"))
             self._open_metrics()
@@ -197,26 +197,26 @@ class RunWriter:
 
     def _open_metrics(self) -> None:
         with one_clear_error(self.run_dir / METRICS):
-            # No buffer: one that could not be written would be tried again while closing.
+            # Without a buffer: after an error, a buffer would be written again while closing.
             file = (self.run_dir / METRICS).open("ab", buffering=0)
             self._metrics = self._held.enter_context(file)
 
     def metrics(self, row: MetricsRow) -> None:
-        """Append a row, visible to readers at once; on the disk with the next checkpoint."""
+        """Append a row; readers see it at once, and the next checkpoint flushes it to disk."""
         with one_clear_error(self.run_dir / METRICS):
             left = metrics_row(row).encode("ascii")
             while left:
                 left = left[self._metrics.write(left) :]
 
     def checkpoint(self, step: int, model: HookedGPT, optimizer: torch.optim.AdamW) -> Path:
-        """Write the checkpoint of a step, after the metrics that lead to it."""
+        """Write the checkpoint of a step, after flushing the metrics."""
         check_finite(model, step)
         with one_clear_error(self.run_dir / METRICS):
             sync(self.run_dir / METRICS)
         return save_checkpoint(self.run_dir, self.config, step, model, optimizer)
 
     def finish(self) -> None:
-        """Put the trained weights at the top of the folder and seal it."""
+        """Copy the trained weights to the top of the folder and seal it."""
         if (self.run_dir / MANIFEST).is_file():
             return
         run = open_run(self.run_dir, unfinished=True)

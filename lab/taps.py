@@ -1,11 +1,11 @@
-"""Passing an activation through a hook point, at no cost when nobody listens."""
+"""Passes an activation through its hook point; this costs nothing without a hook."""
 
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 
 def listened(*hooks: HookPoint) -> bool:
-    """Tell whether anybody listens on one of these hook points, forward or backward.
+    """Return whether one of these hook points has a forward or backward hook.
 
     TransformerLens's own lists come first: testing them makes torch.compile guard on them, so that
     a hook added to a compiled model is not ignored. The others hold plain torch hooks.
@@ -24,7 +24,7 @@ def listened(*hooks: HookPoint) -> bool:
 
 
 def hooked_here(module: nn.Module) -> bool:
-    """Tell whether a hook of any sort stands on this module itself."""
+    """Return whether this module itself has a hook of any kind."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -34,10 +34,10 @@ def hooked_here(module: nn.Module) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Tell whether a hook of any sort stands on a module or on one inside it."""
+    """Return whether a module or one of its submodules has a hook of any kind."""
     return any(hooked_here(each) for each in module.modules())
 
 
 def tap(hook: HookPoint, x: Tensor) -> Tensor:
-    """Return what the listeners of a hook point make of x."""
+    """Pass x through a hook point and return the result."""
     return hook(x) if listened(hook) else x

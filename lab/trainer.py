@@ -46,7 +46,7 @@ def make_optimizer(model: HookedGPT, config: TrainConfig) -> torch.optim.AdamW:
 def micro_batches(
     task: Task, config: TrainConfig, processes: Processes, device: torch.device, step: int
 ) -> list[Batch]:
-    """Return this process's share of a step's global batch, drawn on the CPU, on the device.
+    """Return this process's share of a step's global batch, sampled on the CPU, on the device.
 
     The global batch is cut into processes x accumulate slices in order, so two processes see what
     one with two micro-batches sees.

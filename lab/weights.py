@@ -1,6 +1,6 @@
-"""Weights as .safetensors files: what one must hold, and a look at it before memory is taken.
+"""Weights as .safetensors files: their expected content, checked before memory is allocated.
 
-A pickle is never loaded. Where the files stand in a folder is `lab.checkpoint`'s.
+A pickle is never loaded. `lab.checkpoint` places the files in folders.
 """
 
 import json
@@ -23,7 +23,7 @@ from lab.naming import quoted, unknown_name
 LONGEST_HEADER = 100 * 2**20
 """Bytes; the same bound as in the safetensors library."""
 MOST_AXES = 8
-"""A shape of more belongs to no tensor of a model."""
+"""No tensor of a model has more axes."""
 PICKLE_SUFFIXES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 DTYPES = {
     "F64": torch.float64,
@@ -31,7 +31,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
-"""What weights are written in, by the format's names."""
+"""Types of weights, by the format's names."""
 OTHER_DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -42,15 +42,15 @@ OTHER_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
-"""What masks, counters and quantised weights are written in: a file of them is whole all the same.
+"""Types of masks, counters and quantised weights: a file that has them is not damaged.
 """
 UNKNOWN_DTYPES = ("U16", "U32", "U64", "C64", "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
-"""The other types of the format: no weights are in them, and few were ever seen."""
+"""The other types of the format, which weights do not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header of a .safetensors file says of a tensor."""
+    """The entry of a tensor in the header of a .safetensors file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -59,7 +59,8 @@ class TensorEntry:
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of every tensor in the state_dict of a model of this config.
 
-    One at a time, so that a config of many layers costs nothing until the first is missing.
+    It is a generator, so that a false config of many layers costs nothing: the first missing tensor
+    ends it.
     """
     width, d_head, mlp = config.d_model, config.head_width, config.mlp_width
     yield "embed.W_E", (config.d_vocab, width)
@@ -93,7 +94,7 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def norm_shapes(norm: str, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of what a normalisation learns."""
+    """Yield name and shape of the parameters of a normalisation."""
     if config.normalization_type is not None:
         yield f"{norm}.w", (config.d_model,)
     if config.normalization_type == "LN":
@@ -102,12 +103,12 @@ def norm_shapes(norm: str, config: ModelConfig) -> Iterator[tuple[str, tuple[int
 
 def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a .safetensors file, the same for the same tensors."""
-    # Cloned, because two names may look at one memory (tied embeddings), which the format refuses.
+    # Cloned, because two names may share memory (tied embeddings), which the format rejects.
     own = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     return to_safetensors(own, metadata={"format": "pt"})
 
 
-def refuse_pickle(path: Path) -> None:
+def reject_pickle(path: Path) -> None:
     """Raise ValueError if a file is a pickle, by its name or its first bytes."""
     named = path.suffix.lower() in PICKLE_SUFFIXES
     start = b""
@@ -124,7 +125,7 @@ def refuse_pickle(path: Path) -> None:
 
 
 def damaged(path: Path, why: str) -> ValueError:
-    """Say that a .safetensors file cannot be read."""
+    """Return the error for a damaged .safetensors file."""
     return ValueError(
         f"{path.name} must be a whole .safetensors file, got {why} in {str(path)!r}; "
         "restore it from a copy or train again"
@@ -132,7 +133,7 @@ def damaged(path: Path, why: str) -> ValueError:
 
 
 def unreadable(path: Path, name: str, dtype: object) -> ValueError:
-    """Say that a tensor of a .safetensors file is of a type that no model here computes in."""
+    """Return the error for a tensor in an unsupported type."""
     return ValueError(
         f"{quoted(name)} must be of one of the types {', '.join(DTYPES)}, got {quoted(dtype)} in "
         f"{str(path)!r}; write the weights without quantisation"
@@ -140,12 +141,12 @@ def unreadable(path: Path, name: str, dtype: object) -> ValueError:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Return what a .safetensors file holds, reading its header only.
+    """Return the tensors that a .safetensors file lists, reading its header only.
 
     Raises:
         ValueError: If the file is a pickle, cut off, or its header contradicts itself.
     """
-    refuse_pickle(path)
+    reject_pickle(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -168,7 +169,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def described_tensors(path: Path, header: Any) -> tuple[dict[str, TensorEntry], int]:
-    """Return what a parsed header says of each tensor, and how many bytes they take together."""
+    """Return the tensors of a parsed header, and their total number of bytes."""
     header.pop("__metadata__", None)
     entries = {}
     end = 0
@@ -190,7 +191,7 @@ def described_tensors(path: Path, header: Any) -> tuple[dict[str, TensorEntry], 
 
 
 def check_header(path: Path, expected: Iterator[tuple[str, tuple[int, ...]]]) -> torch.dtype:
-    """Return the dtype of all tensors of a file, once their names and shapes are the expected.
+    """Return the dtype of all tensors of a file, after checking their names and shapes.
 
     Raises:
         ValueError: If a tensor is missing, unknown or of another shape.

@@ -14,8 +14,8 @@ from lab.run_folders import (
     METRICS,
     OPTIMIZER,
     Run,
-    can_go_on,
     checkpoint_steps,
+    has_training_state,
     list_runs,
     runs_home,
     step_name,
@@ -51,7 +51,7 @@ def run_runs(arguments: list[str]) -> int:
         say(f"no runs in {home} yet; `headlab demo` makes one in about a minute")
     for name in unfinished_names(home):
         step = checkpoint_steps(home / name)[-1]
-        if can_go_on(home / name):
+        if has_training_state(home / name):
             say(f"{one_line(name)} stopped at step {grouped(step)}: headlab train --resume {name}")
         else:
             say(f"{one_line(name)} has no {MANIFEST}: restore the folder from a copy")

@@ -18,7 +18,7 @@ from lab.families.family import Family, HFConfig
 from lab.families.registry import get_family
 from lab.manifest import is_file_within
 from lab.naming import quoted
-from lab.weights import PICKLE_SUFFIXES, damaged, read_header, refuse_pickle
+from lab.weights import PICKLE_SUFFIXES, damaged, read_header, reject_pickle
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -153,7 +153,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(names)]
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in PICKLE_SUFFIXES:
-            refuse_pickle(path)
+            reject_pickle(path)
     raise ValueError(f"folder must hold {WEIGHTS} or {INDEX}, got neither in {str(folder)!r}")
 
 

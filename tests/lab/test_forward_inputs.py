@@ -156,7 +156,7 @@ REFUSED = [
         {"attention_mask": torch.ones(3, 9).bool(), "kv_cache": KeyValueCache(2)},
         r"attention_mask must be of shape \(3, 8\), got \(3, 9\)",
     ),
-    ({"kv_cache": KeyValueCache(3)}, r"kv_cache must be of as many layers .* 2, got 3"),
+    ({"kv_cache": KeyValueCache(3)}, r"kv_cache must have as many layers .* 2, got 3"),
     (gates_of(2, 1, 1, 8), r"g of the gates must be .* \[2, 1 or 3, 1 or pos, 4\] .* 8\]"),
     (gates_of(5, 1, 1, 4), r"g of the gates must be .* got \[5, 1, 1, 4\]"),
     (gates_of(2, 2, 1, 4), r"g of the gates must be .* got \[2, 2, 1, 4\]"),
@@ -188,7 +188,7 @@ REFUSED = [
     ({"input": torch.tensor(3)}, r"token ids must be .* got int64 of shape \[\]"),
     ({"input": ids().unsqueeze(0)}, r"token ids must be .* got int64 of shape \[1, 3, 8\]"),
     ({"input": ids(3, 1), "return_type": "loss"}, "a loss must be of .* at least 2 tokens"),
-    ({"input": ids(0), "return_type": "both"}, r"a loss must be of 1 or more .* \[0, 8\]"),
+    ({"input": ids(0), "return_type": "both"}, r"a loss needs at least 1 .* \[0, 8\]"),
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from lab.config import ModelConfig
 from lab.hooked_gpt import HookedGPT
-from lab.weights import check_header, expected_shapes, read_header, refuse_pickle, weights_bytes
+from lab.weights import check_header, expected_shapes, read_header, reject_pickle, weights_bytes
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_none(tmp_path):
     text = json.dumps({"a": entry([6], 0, 24)}).encode().ljust(640)
     write_header(path, text)
     assert path.read_bytes()[:2] == b"\x80\x02"
-    refuse_pickle(path)
+    reject_pickle(path)
     assert list(read_header(path)) == ["a"]
 
 

@@ -120,8 +120,8 @@ def test_a_finished_run_without_its_manifest_is_offered_only_what_works(
     for name in ("tiny", "stripped"):
         (home / name / "manifest.json").unlink()
     assert refusal("probe", "stripped") == (
-        "run must be complete, got 'stripped', which has no manifest.json and nothing that "
-        "training could go on from; restore the folder from a copy"
+        "run must be complete, got 'stripped', which has no manifest.json and no checkpoint "
+        "to resume from; restore the folder from a copy"
     )
     assert main(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -177,7 +177,7 @@ def test_a_stopped_run_says_how_to_go_on_from_the_checkpoint_before(
     before = files_of(home)
     message = refusal("train", "--resume", "tiny", "--no-report", remarks=True)
     assert name in message
-    assert message.endswith(f", or remove '<tmp>/home/tiny/{LAST}' to go on from step 2")
+    assert message.endswith(f", or remove '<tmp>/home/tiny/{LAST}' to resume from step 2")
     assert files_of(home) == before
     shutil.rmtree(home / "tiny" / LAST)
     assert main(["train", "--resume", "tiny", "--no-report"]) == 0
