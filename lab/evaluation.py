@@ -1,7 +1,6 @@
-"""How well a model answers: loss, per-token and exact-match accuracy on the rows that count.
+"""Evaluation on the answers: loss, per-token accuracy and exact match.
 
-The loss of the answers, which training minimises, is defined here too. What an ablation does to
-these numbers belongs to `probes`.
+The loss of the answers, which training minimises, is defined here too.
 """
 
 from collections.abc import Iterator
@@ -24,14 +23,14 @@ _UNSCORED = -100  # the target that cross_entropy leaves out
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model reached on some sequences, each answer token predicted from the true ones."""
+    """Results of a model on some sequences; each answer token is predicted from the true prefix."""
 
     loss: float
     """Mean of -ln p(answer token), in nats."""
     token_accuracy: float
-    """Share of answer tokens that got the largest logit."""
+    """Share of answer tokens with the largest logit."""
     exact_match: float
-    """Share of those sequences with every answer token right."""
+    """Share of these sequences whose answer tokens are all right."""
     n_sequences: int
     """Sequences with an answer token."""
 
@@ -41,7 +40,7 @@ def answer_loss(
 ) -> Float[Tensor, ""] | Float[Tensor, " batch"]:
     """Return the mean of -ln p(tokens[p + 1]) over the rows p that count, in nats.
 
-    Given symbols are random: their entropy cannot be learned and would drown the answers' loss.
+    The given symbols are random: their loss cannot be learned and would hide that of the answers.
 
     Args:
         logits: The model's output for batch.tokens; half precision is read in float32.
@@ -61,12 +60,12 @@ def evaluate(
     gates: HeadGates | GateTensors | None = None,
     chunk: int = 500,
 ) -> Evaluation:
-    """Measure a model on a batch, without gradients and in eval mode; the mode is left as found.
+    """Measure a model on a batch, without gradients and in eval mode; the mode is restored.
 
     Args:
         model: Gives logits [batch, pos, d_vocab] for `model(tokens, gates=gates)`: a HookedGPT.
         batch: The sequences, on any device.
-        gates: Interventions on heads, handed to every forward pass.
+        gates: Interventions on heads, for every forward pass.
         chunk: Sequences in one forward pass; changes memory and speed, not the result.
 
     Raises:
@@ -112,10 +111,10 @@ def _cross_entropy(logits: Logits, targets: Int[Tensor, "batch pos"], reduction:
         return F.cross_entropy(
             full.flatten(0, 1), targets.flatten(), reduction=reduction, ignore_index=_UNSCORED
         )
-    except IndexError:  # as the CPU says it; on a GPU the answers are not looked at
+    except IndexError:  # raised on the CPU; a GPU does not check the answers
         raise ValueError(
             f"d_vocab_out must be above every answer, got {logits.shape[-1]} for answers up to "
-            f"{targets.max().item()}; give sequences whose answers the model can say"
+            f"{targets.max().item()}; give sequences with answers in the model's vocabulary"
         ) from None
 
 
@@ -125,7 +124,7 @@ def _row_losses(logits: Logits, batch: Batch) -> Float[Tensor, "batch pos"]:
 
 
 def _gates_of(gates: HeadGates | GateTensors | None, rows: slice) -> HeadGates | GateTensors | None:
-    """Return the gates of some of the sequences, where each has its own."""
+    """Return the gates of some of the sequences."""
     if not isinstance(gates, GateTensors):
         return gates
     fill = None if gates.fill is None else _batch_rows(gates.fill, rows)

@@ -1,6 +1,6 @@
-"""Training a given model further on the task of a run, for example after pruning.
+"""Further training of a given model on the task of a run, for example after pruning.
 
-The recipe and the step are those of training; only the start differs.
+Recipe and step are those of training; only the initial weights differ.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from lab.trainer import Trainer
 from lab.training import check_step, task_of
 
 GENTLE = 0.1
-"""Share of the recipe's peak learning rate: the weights are near where they should be."""
+"""Share of the recipe's peak learning rate: the weights are close to a good solution."""
 
 
 def fine_tuned(model: HookedGPT, recipe: TrainConfig, steps: int) -> HookedGPT:
@@ -23,9 +23,9 @@ def fine_tuned(model: HookedGPT, recipe: TrainConfig, steps: int) -> HookedGPT:
     recipe's, after a warm-up of a tenth of the steps.
 
     Args:
-        model: Where training starts; it is left as it is. Pruned heads have no weights left, so
-            they stay removed.
-        recipe: Task, batch size and optimiser: the config of the run that the model is from.
+        model: The initial model, which is not modified. Pruned heads have no weights, so they stay
+            removed.
+        recipe: Task, batch size and optimiser: the config of the model's run.
         steps: Optimiser steps.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Models whose weights an installed Python package carries, by name. No torch.
+"""Models whose weights are inside an installed Python package. No torch.
 
-Turning the file into a model is `lab.pretrained`'s.
+`lab.pretrained` converts the file to a model.
 """
 
 import importlib.util
@@ -11,10 +11,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packaged:
-    """A model whose weights an installed Python package carries."""
+    """A model whose weights are inside an installed Python package."""
 
     package: str
-    """Its import name; it is looked for, never imported."""
+    """Its import name; it is never imported."""
     pattern: str
     """Pattern of the GGUF file's name in the package's folder."""
     remedy: str

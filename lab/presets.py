@@ -1,6 +1,6 @@
 """Named full configurations: what `headlab train <name>` trains. Listing them needs no torch.
 
-A preset is a function that returns a whole TrainConfig; what one was chosen over is in docs/log.md.
+A preset is a function that returns a whole TrainConfig; docs/log.md gives the reasons.
 """
 
 import dataclasses
@@ -18,17 +18,17 @@ class PresetEntry:
     """A preset by name."""
 
     name: str
-    """What a person types."""
+    """Name on the command line."""
     summary: str
-    """What is trained, in one line."""
+    """One line that describes the training."""
     make: Callable[[], TrainConfig]
     """Returns the configuration."""
 
 
 def small_gpt_on(task: str) -> TrainConfig:
-    """Return what all presets share: 2 layers x 4 heads, d_model 64, ten of 26 letters.
+    """Return the base of all presets: 2 layers x 4 heads, d_model 64, ten of 26 letters.
 
-    320 steps, of which a third would do, so that nine checkpoints show the heads form and settle.
+    A third of the 320 steps would suffice; nine checkpoints show how heads form and settle.
     """
     model = ModelConfig(
         n_layers=2,
@@ -54,36 +54,36 @@ def small_gpt_on(task: str) -> TrainConfig:
 
 
 def reversal() -> TrainConfig:
-    """Return the demo: ten letters said backwards, by heads on an anti-diagonal in layer 0."""
+    """Return the demo: ten letters in reverse order; heads of layer 0 form an anti-diagonal."""
     return small_gpt_on("reversal")
 
 
 def copy() -> TrainConfig:
-    """Return ten letters said again: heads at a constant distance."""
+    """Return ten letters, repeated: heads attend at a constant distance."""
     return small_gpt_on("copy")
 
 
 def induction() -> TrainConfig:
-    """Return a block of ten letters said twice: heads on the token after the first occurrence."""
+    """Return a block of ten letters, repeated: heads attend after the first occurrence."""
     return small_gpt_on("induction")
 
 
 def rotation() -> TrainConfig:
-    """Return ten letters of which the first three come last: heads at two constant distances."""
+    """Return ten letters, rotated by three: heads attend at two constant distances."""
     return small_gpt_on("rotation")
 
 
 def sorting() -> TrainConfig:
-    """Return eight letters put in order: heads that look for a value, wherever it stands."""
+    """Return eight letters in alphabetical order: heads find a value at any position."""
     config = small_gpt_on("sorting")
     return dataclasses.replace(config, length=8, steps=640, checkpoint_every=80)
 
 
 PRESETS = (
-    PresetEntry("reversal", "ten letters said backwards: the demo", reversal),
-    PresetEntry("copy", "ten letters said again", copy),
-    PresetEntry("induction", "a block of ten letters said twice", induction),
-    PresetEntry("rotation", "ten letters, the first three of them last", rotation),
+    PresetEntry("reversal", "ten letters in reverse order (the demo)", reversal),
+    PresetEntry("copy", "ten letters, repeated", copy),
+    PresetEntry("induction", "a block of ten letters, repeated", induction),
+    PresetEntry("rotation", "ten letters, rotated by three", rotation),
     PresetEntry("sorting", "eight letters in alphabetical order", sorting),
 )
 
@@ -91,7 +91,7 @@ PRESETS = (
 def get_preset(name: str, *, seed: int = 0) -> TrainConfig:
     """Return a preset by name, with one seed for its data and its initial weights.
 
-    A task that has no preset gets what all presets share, with room for its sequences.
+    A task without a preset gets the base of all presets, with room for its sequences.
 
     >>> get_preset("recall", seed=1).task
     'recall'

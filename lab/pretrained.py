@@ -1,7 +1,7 @@
-"""Models that others trained, as HookedGPTs: by name, from a file, a folder or memory.
+"""Pretrained models as HookedGPTs: by name, from a file, a folder or memory.
 
-Nothing is ever downloaded. What each family's weights mean is `lab.families`'s; the way back is
-`lab.families.hugging_face`'s.
+Headlab downloads nothing. `lab.families` converts the weights, and
+`lab.families.hugging_face` converts them back.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from lab.weights import reject_pickle
 
 OFFER = (
     "or give a transformers model, its folder (config.json and .safetensors) or a .gguf file; "
-    "nothing is downloaded"
+    "headlab downloads nothing"
 )
 
 
@@ -48,7 +48,7 @@ def from_pretrained(
 
     Raises:
         ValueError: The name or the device is unknown, `tokenizer` is something else, the file is
-            damaged or a pickle, or the model computes something that a HookedGPT does not.
+            damaged or a pickle, or a HookedGPT does not support the architecture.
     """
     dtype = sharper(dtype)
     if not isinstance(source, str | Path | nn.Module):
@@ -105,7 +105,7 @@ def from_file(path: Path, kind: type[AnyGPT]) -> AnyGPT:
 
 
 def from_gguf(path: Path, kind: type[AnyGPT], provenance: str | None = None) -> AnyGPT:
-    """Return the model of a GGUF file, with its tokenizer where that is of a known kind."""
+    """Return the model of a GGUF file, with its tokenizer if its kind is known."""
     file = open_gguf(path)
     model = translated(gguf_model(file, provenance), kind)
     model.tokenizer = gguf_tokenizer(file.metadata)
@@ -113,7 +113,7 @@ def from_gguf(path: Path, kind: type[AnyGPT], provenance: str | None = None) -> 
 
 
 def translated(foreign: Foreign, kind: type[AnyGPT]) -> AnyGPT:
-    """Return a model that is made of foreign tensors, one at a time."""
+    """Return a model converted from foreign tensors, one at a time."""
     family, shapes, tensor = foreign.family, foreign.shapes, foreign.tensor
     described = with_own_head(family, foreign.config, shapes, tensor)
     config = family.model_config(described)
@@ -124,7 +124,7 @@ def translated(foreign: Foreign, kind: type[AnyGPT]) -> AnyGPT:
 
 
 def packaged_model(name: str, kind: type[AnyGPT]) -> AnyGPT:
-    """Return a known model, from the cache or from the package that carries its weights."""
+    """Return a known model, from the cache or from the package that has its weights."""
     known = KNOWN[name]
     path = packaged_file(known, name)
 

@@ -1,8 +1,8 @@
-"""Ordinary English text that every Python carries: the documentation topics behind `help()`.
+"""English text that ships with Python: the documentation topics behind `help()`.
 
-Half of the topics, by a hash of their names, are for choosing (which heads to remove, say), the
-other half for reporting: no topic is in both. The texts stay in the standard library's module
-`pydoc_data.topics`; here they are cut into sequences of equal length.
+Half of the topics, by a hash of their names, are for selection (for example of heads to
+remove), the other half for reporting. The texts are in the standard library's module
+`pydoc_data.topics`; this module splits them into sequences of equal length.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class TopicSequences:
     topics: tuple[str, ...]
     """The topic of each sequence."""
     description: str
-    """Which text that is, and how many tokens of it, for the provenance of a table."""
+    """Description of the text and its size, for the provenance of a table."""
 
 
 def topic_sequences(
@@ -39,19 +39,19 @@ def topic_sequences(
 ) -> TopicSequences:
     """Return sequences of the documentation topics of one split.
 
-    Topics come in the order of their hashes, and every topic gives its first sequence before one
-    gives its second, so that few sequences are of many topics. What is left of a topic after its
-    last whole sequence is dropped.
+    Topics come in the order of their hashes. Every topic gives its first sequence before any gives
+    its second, so that a few sequences cover many topics. The rest of a topic after its last whole
+    sequence is dropped.
 
     Args:
         tokenizer: A fast tokenizer of transformers.
         split: "selection" to choose by, "held-out" to report on.
-        n_sequences: How many; None: all there are.
+        n_sequences: Number of sequences; None: all.
         n_tokens: Tokens of a sequence, BOS included.
 
     Raises:
-        ValueError: No such split, fewer sequences than asked for, a tokenizer that knows no words,
-            or a Python without the texts.
+        ValueError: No such split, too few sequences, no text tokenizer, or a Python without the
+            texts.
     """
     require_choice("split", split, get_args(TopicSplit))
     require_whole("n_tokens", n_tokens, 2)
@@ -59,7 +59,7 @@ def topic_sequences(
         require_whole("n_sequences", n_sequences, 1)
     if tokenizer is None or isinstance(tokenizer, Vocab):
         raise ValueError(
-            "tokenizer must be one of words to read documentation topics, got "
+            "tokenizer must be a text tokenizer to read documentation topics, got "
             f"{'none' if tokenizer is None else 'the symbols of a task'}; give token ids instead"
         )
     names = topics_of(split)

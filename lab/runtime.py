@@ -1,6 +1,6 @@
-"""Where a computation runs: device, precision, processes, and what to record of the surroundings.
+"""Device, precision, processes, and the record of machine and software.
 
-No seeds here: every random draw has its own generator, next to what it draws.
+No seeds: every random draw has its own generator.
 """
 
 import functools
@@ -29,7 +29,7 @@ PACKAGES = ("headlab", "torch", "transformer-lens", "safetensors", "accelerate",
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes that train together, as one of them sees it."""
+    """The processes that train together, and the index of this one."""
 
     count: int = 1
     index: int = 0
@@ -80,17 +80,17 @@ def resolve_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"
 def autocast(
     precision: Literal["fp32", "bf16"], device: torch.device
 ) -> AbstractContextManager[object]:
-    """Return the context in which matrix products run in bf16, or in which nothing changes."""
+    """Return a context in which matrix products run in bf16, or one without effect."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def join_processes(device: torch.device) -> Processes:
-    """Join the processes that torchrun or `accelerate launch` started; alone, there is one.
+    """Join the processes that torchrun or `accelerate launch` started; without them, there is one.
 
     PartialState holds no precision, so trainings of different precision can follow each other in
     one process; accelerate's Accelerator keeps the first one for good.
     """
-    # On a machine without GPU, only cpu=True makes accelerate look at what torchrun said.
+    # Without a GPU, accelerate reads torchrun's variables only with cpu=True.
     state = PartialState(cpu=device.type == "cpu")
     return Processes(
         count=state.num_processes, index=state.process_index, local_index=state.local_process_index
@@ -98,7 +98,7 @@ def join_processes(device: torch.device) -> Processes:
 
 
 def on_main(processes: Processes, work: Callable[[], int]) -> int:
-    """Return what the main process computes, in every process; if it fails, all stop.
+    """Return the main process's result in every process; if it fails, all stop.
 
     Raises:
         ValueError, OSError: What the work raised; in the other processes, that it failed.
@@ -118,7 +118,7 @@ def on_main(processes: Processes, work: Callable[[], int]) -> int:
     if error is not None:
         raise error
     if failed:
-        raise ValueError("process 0 must be able to go on, got an error there; see its message")
+        raise ValueError("process 0 must not fail, got an error there; see its message")
     return result
 
 
@@ -136,13 +136,13 @@ def sum_over(processes: Processes, value: torch.Tensor) -> torch.Tensor:
 
 
 def collective_device(processes: Processes) -> torch.device:
-    """Return where a tensor must be that the processes exchange."""
+    """Return the device for tensors that the processes exchange."""
     on_gpu = torch.distributed.get_backend() == "nccl"
     return torch.device("cuda", processes.local_index) if on_gpu else torch.device("cpu")
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory that this machine has; None where the system does not say."""
+    """Return the bytes of memory that this machine has; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -156,7 +156,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def installed_versions() -> Mapping[str, str]:
-    """Look the versions up, once: every table carries them."""
+    """Look the versions up once: every table has them."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -171,7 +171,7 @@ def git_sha() -> str | None:
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
     try:
-        # A package installed inside somebody's repository is not part of that repository.
+        # A package that is installed inside another repository is not part of it.
         subprocess.run(
             [*git, "ls-files", "--error-unmatch", "__init__.py"],
             check=True,

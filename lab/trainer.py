@@ -1,7 +1,7 @@
 """A model in training: its optimiser, its data and the one step that changes it.
 
 The recipe: AdamW with weight decay on matrices only, linear warm-up then cosine, gradient clipping,
-accumulation, several processes. What is due between steps is `lab.training`'s.
+accumulation, several processes. `lab.training` acts between steps.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: HookedGPT, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on W_* only: per-head biases have two axes, too."""
+    """Return AdamW with weight decay on W_* only; per-head biases have two axes but no decay."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if name.rpartition(".")[2].startswith("W_")]
     others = [p for name, p in named if not name.rpartition(".")[2].startswith("W_")]
@@ -48,8 +48,8 @@ def micro_batches(
 ) -> list[Batch]:
     """Return this process's share of a step's global batch, sampled on the CPU, on the device.
 
-    The global batch is cut into processes x accumulate slices in order, so two processes see what
-    one with two micro-batches sees.
+    The global batch is split into processes x accumulate slices in order, so two processes get the
+    slices that one process gets as two micro-batches.
     """
     size = config.batch_size // (config.accumulate * processes.count)
     batches = []
@@ -73,8 +73,7 @@ class Trainer:
     ) -> None:
         self.config, self.task, self.device, self.processes = config, task, device, processes
         self.precision: Literal["fp32", "bf16"] = resolve_precision(config.precision, device)
-        # eval(): nothing here behaves differently in training, and TransformerLens's tools ask
-        # for it, so that every record's model is ready for them.
+        # eval(): no module behaves differently in training, and TransformerLens's tools need it.
         self.model = HookedGPT(config.model).to(device).eval()
         self.optimizer = make_optimizer(self.model, config)
         self.parallel: nn.Module = self.model
@@ -97,13 +96,13 @@ class Trainer:
             with contextlib.nullcontext() if last else self.local_gradient():
                 with autocast(self.precision, self.device):
                     loss = answer_loss(self.parallel(batch.tokens), batch)
-                # The mean over the global batch, because all micro-batches have as many answers.
+                # The mean over the global batch, because all micro-batches are of one size.
                 (loss / len(batches)).backward()
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        # A GPU is still busy with this step: draw the next batch before waiting for its loss.
+        # The GPU is still busy with this step: sample the next batch before waiting for the loss.
         ahead = self.device.type == "cuda" and step < config.steps
         self.upcoming = self.share(step + 1) if ahead else None
         mean = mean_over(self.processes, total / len(batches))
@@ -122,7 +121,7 @@ class Trainer:
         return micro_batches(self.task, self.config, self.processes, self.device, step)
 
     def local_gradient(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which gradients add up without being exchanged."""
+        """Return a context that accumulates gradients without exchanging them."""
         if isinstance(self.parallel, DistributedDataParallel):
             return self.parallel.no_sync()
         return contextlib.nullcontext()
@@ -132,7 +131,7 @@ class Trainer:
         return evaluate(self.model, self.held_out.to(self.device))
 
     def surroundings(self) -> dict[str, Any]:
-        """Return what a run records of where it was trained."""
+        """Return the record of machine and software for a run."""
         return {
             "git_sha": git_sha(),
             "versions": versions(),

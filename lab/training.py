@@ -1,8 +1,7 @@
-"""Training: a config in, one StepRecord a step out.
+"""Training: takes a config and yields one StepRecord for each step.
 
-A step's data is a function of the config and the step alone, and nothing random happens besides,
-so a run that is resumed ends as one that was not interrupted. What a step does is `lab.trainer`'s,
-how a run stands on the disk `lab.run_writer`'s.
+The data of a step depends only on the config and the step, and nothing else is random, so a resumed
+run ends like an uninterrupted one. `lab.trainer` does a step, `lab.run_writer` writes the run.
 """
 
 import contextlib
@@ -28,12 +27,12 @@ from lab.tasks.registry import get_task
 from lab.trainer import Trainer
 
 BYTES_IN_TRAINING = 16
-"""Bytes that a parameter takes: itself, its gradient and two moments, in float32."""
+"""Bytes for each parameter: itself, its gradient and two moments, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepRecord:
-    """What one optimiser step did."""
+    """The result of one optimiser step."""
 
     step: int
     """Steps done, this one included."""
@@ -45,13 +44,13 @@ class StepRecord:
     tokens_per_second: float
     """Tokens of the step in all processes, by its time without evaluation and writing."""
     evaluation: Evaluation | None
-    """On held-out sequences, where the step was evaluated; main process only."""
+    """Evaluation on held-out sequences, if the step was evaluated; main process only."""
     checkpoint: Path | None
     """The folder written after this step, if any; main process only."""
     final: bool
     """True for the last step; the run folder is then complete."""
     model: HookedGPT = field(repr=False)
-    """The model in training, on its device: the same object in every record, read it in between."""
+    """The model in training, on its device: the same object in every record."""
 
 
 def train(
@@ -82,8 +81,8 @@ def train(
         resume: Continue the run that the folder holds, or start one in a new folder. On the CPU,
             with as many threads and processes, the weights end bit-identical to an uninterrupted
             run's. A run that is complete yields its last record again.
-        files: What a new run folder holds beside its config from the first moment on, by name:
-            for example notes on the records, which a killed process must not lose.
+        files: Other files of a new run folder, by name, written together with its config: for
+            example notes on the records, which a killed process must not lose.
 
     Raises:
         ValueError: If the config contradicts itself, the machine or the run folder; during
@@ -109,7 +108,7 @@ def train(
 
 
 def task_of(config: TrainConfig) -> Task:
-    """Return the task of a config, once its model has the room that the task needs."""
+    """Return the task of a config, after checking that its model fits the task."""
     task = get_task(config.task, length=config.length, n_symbols=config.n_symbols)
     sized = f"{config.task} of length {config.length} with {config.n_symbols} symbols"
     if config.model.d_vocab != task.d_vocab:
@@ -144,10 +143,10 @@ def check_memory(config: TrainConfig) -> None:
 
 
 def check_batch(config: TrainConfig, task: Task, device: torch.device) -> None:
-    """Raise ValueError if a step's numbers alone are more than this machine's memory.
+    """Raise ValueError if the activations of a step exceed this machine's memory.
 
-    Only what is sure is counted, the logits with their gradient and the stream after each layer;
-    a batch that just passes may still be too large. What a GPU holds, its driver says.
+    This is a lower bound: it counts the logits, their gradient and the stream after each layer. On
+    a GPU, its driver reports the error.
     """
     there = machine_memory()
     if there is None or device.type != "cpu":
@@ -194,7 +193,7 @@ def training_steps(
                 writer.checkpoint(done, trainer.model, trainer.optimizer)
             raise
         except (RuntimeError, MemoryError):
-            # A first step that no memory holds leaves nothing to go on from.
+            # If the first step does not fit in memory, there is nothing to resume.
             if writer is not None and done == 0:
                 writer.discard()
             raise
@@ -203,7 +202,7 @@ def training_steps(
 def begin(
     trainer: Trainer, writer: RunWriter | None, run_dir: Path | None, files: Mapping[str, bytes]
 ) -> int:
-    """Create the run folder or take it over, and return the step of the state it left."""
+    """Create or resume the run folder, and return the step of its state."""
     if run_dir is None:
         return 0
 
@@ -226,7 +225,7 @@ def begin(
 
 
 def write_step(trainer: Trainer, writer: RunWriter | None, row: MetricsRow) -> StepRecord:
-    """Evaluate and write what is due after a step, and return its record."""
+    """Evaluate and write after a step, as the config says, and return its record."""
     config, step = trainer.config, int(row["step"])
     check_step(row, config, writer)
     final = step == config.steps
@@ -266,7 +265,7 @@ def check_step(row: MetricsRow, config: TrainConfig, writer: RunWriter | None) -
 
 
 def metrics_of(row: MetricsRow, evaluation: Evaluation | None) -> MetricsRow:
-    """Return the row of metrics.csv; NaN where the step was not evaluated."""
+    """Return the row of metrics.csv; NaN if the step was not evaluated."""
     return {
         **row,
         "eval_loss": math.nan if evaluation is None else evaluation.loss,
@@ -304,7 +303,7 @@ def finished(trainer: Trainer, writer: RunWriter | None) -> StepRecord:
 
 @contextlib.contextmanager
 def ctrl_c_held_back() -> Iterator[None]:
-    """Let a step end before Ctrl-C takes effect; pressed a second time, it takes effect at once."""
+    """Delay Ctrl-C to the end of a step; a second Ctrl-C takes effect at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread only
         return

@@ -34,7 +34,7 @@ class Vocab:
     symbols: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse names that could not be read back."""
+        """Reject names that cannot be parsed again."""
         if not self.symbols or "" in self.symbols or len(set(self.symbols)) < len(self.symbols):
             raise ValueError(f"symbols must be different, non-empty names, got {self.symbols!r}")
 

@@ -1,4 +1,4 @@
-"""What a family is: tables between its config and weights and a HookedGPT's, read both ways."""
+"""Family: tables that convert config and weights to and from those of a HookedGPT."""
 
 import dataclasses
 import re
@@ -35,7 +35,7 @@ COMMON: Mapping[str, tuple[object, ...]] = {
     "use_sliding_window": (False, None),
     "attention_chunk_size": (None,),
 }
-"""Keys of any config that change what is computed, and the values that leave it as we do it."""
+"""Keys of any config that change the results, and the values that a HookedGPT supports."""
 
 HEAD = "lm_head.weight"
 """The unembedding, in every family."""
@@ -51,7 +51,7 @@ def untied(config: HFConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One of their tensors, and which of ours it holds.
+    """One of their tensors, and ours that it contains.
 
     "h.{}.x" and names in ours below a block stand for each layer. The pattern is einops's, from
     their axes to ours; an axis `part` counts several of our tensors in one of theirs. A tensor
@@ -62,7 +62,7 @@ class Rule:
     ours: tuple[str, ...]
     pattern: str | None = None
     when: Callable[[HFConfig], bool] = always
-    """Which configs have the tensor."""
+    """Predicate: which configs have the tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,23 +76,23 @@ class Family:
     prefix: str
     """Prefix of all tensor names but the head's; files of headless models lack it."""
     sizes: Mapping[str, str]
-    """Fields of a ModelConfig, and the keys that mean the same."""
+    """Fields of a ModelConfig, and the equivalent keys."""
     fixed: Mapping[str, object]
     """Fields of a ModelConfig that are the same for the whole family."""
     allowed: Mapping[str, tuple[object, ...]]
-    """Keys that change what is computed, and the values that leave it as we do it."""
+    """Keys that change the results, and the values that a HookedGPT supports."""
     rules: tuple[Rule, ...]
-    """Where every tensor goes."""
+    """The rule of every tensor."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Older names of tensors."""
     passed_over: str = r"(?!)"
     """Pattern of the names of tensors that are not weights: masks, wavelengths."""
     read_more: Callable[[HFConfig], dict[str, Any]]
-    """What of a ModelConfig needs more than a table."""
+    """Computes ModelConfig fields that need more than a table."""
     write_more: Callable[[ModelConfig, Mapping[str, Tensor]], dict[str, Any]]
-    """What of a transformers config needs more than a table."""
+    """Computes keys of a transformers config that need more than a table."""
     misfit: Callable[[ModelConfig], str | None] = lambda _: None
-    """Why a config with the right fixed fields still does not belong to the family."""
+    """Says why a config with the right fixed fields does not belong to the family."""
 
     def model_config(self, config: HFConfig) -> ModelConfig:
         """Return the description of the same model.
@@ -123,7 +123,7 @@ class Family:
         return {**sizes, **self.write_more(config, state)}
 
     def mismatches(self, config: ModelConfig) -> list[str]:
-        """Return which fields keep a config from being one of the family's."""
+        """Return the fields of a config that do not fit the family."""
         return [
             f"{name} must be {value!r}, got {getattr(config, name)!r}"
             for name, value in self.fixed.items()
@@ -143,7 +143,7 @@ class Family:
                 yield dataclasses.replace(rule, theirs=rule.theirs.format(layer), ours=ours)
 
     def located(self, names: Iterator[str]) -> dict[str, str]:
-        """Return the names of a file's tensors by what the family calls them today."""
+        """Return a file's tensor names, by the family's present names."""
         weights = [name for name in names if not re.search(self.passed_over, name)]
         headless = not any(name.startswith(self.prefix) for name in weights)
         found = {}
@@ -156,7 +156,7 @@ class Family:
 
 
 def axis_sizes(rule: Rule, config: ModelConfig) -> dict[str, int]:
-    """Return the sizes that a rule's pattern cannot know by itself."""
+    """Return the sizes that a rule's pattern needs."""
     sizes = {"head": config.n_heads, "kv_head": config.kv_heads, "part": len(rule.ours)}
     named = set(re.findall(r"\w+", rule.pattern or ""))
     return {axis: size for axis, size in sizes.items() if axis in named}
@@ -172,7 +172,7 @@ def to_theirs(rule: Rule, ours: list[Tensor], config: ModelConfig) -> Tensor:
 
 
 def to_ours(rule: Rule, theirs: Tensor, config: ModelConfig, dtype: torch.dtype) -> list[Tensor]:
-    """Return our tensors out of one of theirs, which is theirs to keep: no second copy is made."""
+    """Return our tensors from one of theirs, without a copy."""
     made = theirs
     if rule.pattern is not None:
         made = rearrange(theirs, rule.pattern, **axis_sizes(rule, config))
@@ -197,7 +197,7 @@ def with_own_head(
     shapes: Mapping[str, tuple[int, ...]],
     tensor: Callable[[str], Tensor],
 ) -> HFConfig:
-    """Return a config that says whether the unembedding is tied in the weights themselves.
+    """Return a config whose tie_word_embeddings agrees with the weights.
 
     A config may ask for tied embeddings where the weights hold an lm_head of other numbers;
     transformers then computes with the lm_head, and so do we.
@@ -222,13 +222,13 @@ def read_state(
     tensor: Callable[[str], Tensor],
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield our weights out of theirs, one of their tensors at a time; biases they lack are 0.
+    """Yield our weights from theirs, one of their tensors at a time; missing biases are 0.
 
     Args:
         family: The family.
         hf: Their config.
         shapes: The shape of each of their tensors: all are checked before one is read.
-        tensor: Reads a tensor by name, into memory that nobody else holds.
+        tensor: Reads a tensor by name, into memory of its own.
         dtype: Of our weights; None: theirs, and float32 for half precision.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Models of other libraries before they are translated: live, or in a folder.
+"""Models of other libraries before conversion, in memory or in a folder.
 
 Nothing is downloaded, no pickle is loaded, no code from a folder is run. GGUF files are
 `lab.families.gguf_file`'s; which of their tensors is which of ours is `lab.families`'s.
@@ -32,15 +32,15 @@ class Foreign:
     family: Family
     config: HFConfig
     shapes: Mapping[str, tuple[int, ...]]
-    """The shape of every tensor, known before one is read."""
+    """The shape of every tensor, known before any is read."""
     tensor: Callable[[str], Tensor]
-    """Reads a tensor by name, into memory that nobody else holds."""
+    """Reads a tensor by name, into memory of its own."""
     provenance: str
-    """What tables say of these weights."""
+    """Description of these weights in tables."""
 
 
 def live_model(model: nn.Module) -> Foreign:
-    """Look at a transformers model in memory; its tensors are copied later.
+    """Describe a transformers model in memory; its tensors are copied later.
 
     Raises:
         ValueError: It is not a transformers model, or its family is unknown.
@@ -66,7 +66,7 @@ def live_model(model: nn.Module) -> Foreign:
 
 
 def full_config(data: Mapping[str, Any], where: str) -> tuple[Family, HFConfig]:
-    """Return the family of a config and all its keys, as transformers itself fills them up.
+    """Return the family of a config, and all its keys with transformers' defaults.
 
     Raises:
         ValueError: The family is unknown, or transformers does not take the values.
@@ -89,7 +89,7 @@ def full_config(data: Mapping[str, Any], where: str) -> tuple[Family, HFConfig]:
 
 
 def model_folder(folder: Path) -> Foreign:
-    """Look into a folder that save_pretrained or a hub wrote: config.json and safetensors.
+    """Describe a folder that save_pretrained or a hub wrote: config.json and safetensors.
 
     Raises:
         ValueError: It lacks one of them, holds pickled weights only, or is damaged.
@@ -115,7 +115,7 @@ def model_folder(folder: Path) -> Foreign:
     def tensor(name: str) -> Tensor:
         try:
             with safe_open(files[name], framework="pt") as file:
-                # Not the mapped file itself, which somebody may cut off later.
+                # A copy, because the mapped file may be truncated later.
                 return file.get_tensor(name).clone()
         except Exception as error:  # the library's own errors have no common base
             raise damaged(files[name], quoted(str(error))) from None
@@ -158,7 +158,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def sharper(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a dtype, also by its name; refuse one that no model computes in.
+    """Return a dtype, also by its name; only floating-point types are accepted.
 
     Raises:
         ValueError: It is not a floating-point type.

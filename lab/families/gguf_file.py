@@ -68,14 +68,14 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How llama.cpp writes one architecture down."""
+    """llama.cpp's names and layout of one architecture."""
 
     model_type: str
     names: Mapping[str, str]
     sizes: Mapping[str, str]
-    """Metadata keys, and the transformers keys that mean the same."""
+    """Metadata keys, and the equivalent transformers keys."""
     more: Callable[[Settings, set[str]], dict[str, Any]]
-    """What of the config needs more than a table, from the settings and the tensors' names."""
+    """Computes config keys that need more than a table, from settings and tensor names."""
     undo: Callable[[str, Tensor, Mapping[str, Any]], Tensor]
     """Puts a tensor, by its transformers name, back into transformers' order."""
 
@@ -132,7 +132,7 @@ def llama_undo(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 
 def gpt2_undo(name: str, tensor: Tensor, _: Mapping[str, Any]) -> Tensor:
-    """Transpose the matrices that GPT-2 keeps input first."""
+    """Transpose the matrices that GPT-2 stores input first."""
     return tensor.T if re.search(r"\.c_(attn|proj|fc)\.weight$", name) else tensor
 
 
@@ -229,7 +229,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def gguf_model(file: GGUFFile, provenance: str | None = None) -> Foreign:
-    """Look at the model in a GGUF file as at one of transformers.
+    """Describe the model in a GGUF file as a transformers model.
 
     Args:
         file: The open file.
@@ -249,7 +249,7 @@ def gguf_model(file: GGUFFile, provenance: str | None = None) -> Foreign:
         for key, value in file.metadata.items()
         if key.startswith(start)
     }
-    refuse_settings(settings, layout, file)
+    check_settings(settings, layout, file)
     names = set(file.tensors)
     theirs = {name: transformers_name(name, layout) for name in names}
     tied = "output.weight" not in names
@@ -268,7 +268,7 @@ def gguf_model(file: GGUFFile, provenance: str | None = None) -> Foreign:
 
     shapes = {}
     for old, new in theirs.items():
-        # As in the file's header, so that nothing is dequantised before the shapes are known good.
+        # From the file's header, so that shapes are checked before anything is dequantised.
         blank = torch.empty(tuple(map(int, reversed(file.tensors[old].shape))), device="meta")
         matrix = layout.model_type == "gpt2" and blank.ndim == 2
         shapes[new] = tuple((layout.undo(new, blank, full) if matrix else blank).shape)
@@ -281,8 +281,8 @@ def gguf_model(file: GGUFFile, provenance: str | None = None) -> Foreign:
     )
 
 
-def refuse_settings(settings: Settings, layout: Layout, file: GGUFFile) -> None:
-    """Raise ValueError for sizes that are missing or no numbers, and for scaled wavelengths."""
+def check_settings(settings: Settings, layout: Layout, file: GGUFFile) -> None:
+    """Raise ValueError for missing or non-integer sizes, and for scaled wavelengths."""
     for key in layout.sizes:
         value = settings.get(key)
         if key.endswith("epsilon"):
@@ -309,7 +309,7 @@ def refuse_settings(settings: Settings, layout: Layout, file: GGUFFile) -> None:
 
 
 def transformers_name(name: str, layout: Layout) -> str:
-    """Return what transformers calls a tensor; an unknown one keeps its name, to be refused."""
+    """Return transformers' name of a tensor; an unknown one keeps its name, to be rejected."""
     stem, _, kind = name.rpartition(".")
     found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     general = stem if found is None else f"blk.{{}}.{found[2]}"
@@ -325,16 +325,16 @@ def dequantised(tensor: Any) -> Tensor:
 
     try:
         numbers = dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError:  # what the package says of a type that it does not know
+    except NotImplementedError:  # the package does not know the type
         raise ValueError(
-            f"{tensor.name} must be of a type that the package gguf dequantises, got "
+            f"{tensor.name} must have a type that the package gguf dequantises, got "
             f"{tensor.tensor_type.name}"
         ) from None
     return torch.from_numpy(numbers.copy() if not numbers.flags.writeable else numbers).float()
 
 
 def precision(file: GGUFFile) -> str:
-    """Return how the matrices of the blocks are kept, and that they were dequantised."""
+    """Return the quantisation of the blocks' matrices, and that they were dequantised."""
     kinds = {
         tensor.tensor_type.name
         for name, tensor in file.tensors.items()

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, tied embeddings; its matrices stand input first."""
+"""GPT-2: learned positions, LayerNorm, tied embeddings; matrices are stored input first."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def write_more(config: ModelConfig, _: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def misfit(config: ModelConfig) -> str | None:
-    """Say which sizes GPT-2 has no room for."""
+    """Return the sizes that GPT-2 does not support."""
     if config.act_fn not in ACTIVATIONS:
         return f"act_fn must be one of {', '.join(ACTIVATIONS)}, got {config.act_fn!r}"
     return own_heads(config) or even_heads(config)

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): rotary positions on part of each head, attention and MLP side by side."""
+"""GPT-NeoX (Pythia): rotary positions on part of each head, parallel attention and MLP."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def write_more(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, An
 
 
 def misfit(config: ModelConfig) -> str | None:
-    """Say which values GPT-NeoX has no room for."""
+    """Return the values that GPT-NeoX does not support."""
     if config.act_fn not in ACTIVATIONS:
         return f"act_fn must be one of {', '.join(ACTIVATIONS)}, got {config.act_fn!r}"
     return own_heads(config)

@@ -1,4 +1,4 @@
-"""The way back: a HookedGPT as a transformers model with the same logits, or a reason why not."""
+"""Convert a HookedGPT to a transformers model with the same logits, or say why it is impossible."""
 
 import dataclasses
 from typing import Any
@@ -23,7 +23,7 @@ def to_hf(model: GPT) -> Any:
 
     The class follows from the config: LayerNorm with positions that are added becomes
     GPT2LMHeadModel, RMSNorm with rotary ones LlamaForCausalLM, LayerNorm with rotary ones
-    GPTNeoXForCausalLM. What these have no place for is rewritten where that is exact: waves as
+    GPTNeoXForCausalLM. What these do not support is rewritten where that is exact: waves as
     learned positions, no MLP as one of zeros, b_U as a part of ln_final.b.
 
     Raises:
@@ -32,19 +32,19 @@ def to_hf(model: GPT) -> Any:
     import transformers
     from accelerate import init_empty_weights
 
-    refuse_what_nothing_computes(model.config)
+    check_exportable(model.config)
     config, state = rewritten(model)
     family = fitting_family(config)
     values = family.hf_config(config, state)
     model_class = getattr(transformers, family.model_class)
-    # A task's vocabulary begins and ends nothing; neither does a model without a tokenizer.
+    # A task's vocabulary, or a model without a tokenizer, has no BOS or EOS token.
     ids = {
         key: getattr(model.tokenizer, key, None)
         for key in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     hf_config = model_class.config_class(**values, **ids, dtype=model.W_E.dtype)
     theirs = write_state(family, hf_config.to_dict(), config, state)
-    with init_empty_weights():  # draws nothing, so no global generator moves
+    with init_empty_weights():  # draws no random numbers, so the global generator does not change
         hf = model_class(hf_config)
     if config.tie_word_embeddings:
         theirs["lm_head.weight"] = theirs[family.rules[0].theirs]
@@ -53,12 +53,12 @@ def to_hf(model: GPT) -> Any:
     return hf.to(model.W_E.device).eval()
 
 
-def refuse_what_nothing_computes(config: ModelConfig) -> None:
-    """Raise ValueError for what no family of transformers has."""
+def check_exportable(config: ModelConfig) -> None:
+    """Raise ValueError for settings that no family of transformers supports."""
     if config.kept_heads is not None:
         raise ValueError(
-            "model must be unpruned to become one of transformers, whose layers have equally many "
-            "heads, got one with pruned heads; export the unpruned model"
+            "model must be unpruned to become one of transformers, whose layers have the same "
+            "number of heads, got one with pruned heads; export the unpruned model"
         )
     for name, wanted in (("attention_dir", "causal"), ("d_vocab_out", None)):
         got = getattr(config, name)
@@ -70,7 +70,7 @@ def refuse_what_nothing_computes(config: ModelConfig) -> None:
 
 
 def rewritten(model: GPT) -> tuple[ModelConfig, State]:
-    """Return config and weights of a model with the same logits that families have room for."""
+    """Return config and weights of a model with the same logits that a family supports."""
     config, state = model.config, dict(model.state_dict())
     changes: dict[str, Any] = {"d_vocab_out": None}
     if config.positional_embedding_type == "sinusoidal":

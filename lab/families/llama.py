@@ -49,7 +49,7 @@ def write_more(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, An
 
 
 def misfit(config: ModelConfig) -> str | None:
-    """Say which values Llama has no room for."""
+    """Return the values that Llama does not support."""
     if config.act_fn not in ACTIVATIONS:
         return f"act_fn must be one of {', '.join(ACTIVATIONS)}, got {config.act_fn!r}"
     if config.rotary_width != config.head_width:
@@ -58,7 +58,7 @@ def misfit(config: ModelConfig) -> str | None:
 
 
 def projection(letter: str, heads: str) -> tuple[Rule, Rule]:
-    """Return where W_Q, W_K or W_V and its bias stand."""
+    """Return the rules of W_Q, W_K or W_V and its bias."""
     theirs = f"{LAYER}self_attn.{letter.lower()}_proj."
     return (
         Rule(

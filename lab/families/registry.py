@@ -1,4 +1,4 @@
-"""The one list of families whose weights a HookedGPT takes and gives back."""
+"""The list of families that a HookedGPT converts from and to."""
 
 from lab.families.family import Family
 from lab.families.gpt2 import GPT2

@@ -1,4 +1,4 @@
-"""Questions that several families ask of a config."""
+"""Checks and conversions that several families share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from lab.naming import quoted, unknown_name
 
 
 def read_activation(key: str, name: object) -> str:
-    """Return our name of an activation."""
+    """Return our name for an activation."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         got = name if isinstance(name, str) else quoted(name)
         raise ValueError(unknown_name(key, got, ACTIVATIONS))
@@ -20,7 +20,7 @@ def read_activation(key: str, name: object) -> str:
 
 
 def read_rotary(config: HFConfig) -> Mapping[str, Any]:
-    """Return the rotary settings, once they are the plain ones.
+    """Return the rotary settings, after checking that wavelengths are not scaled.
 
     Raises:
         ValueError: The wavelengths are scaled (linear, dynamic, yarn, llama3 ...).
@@ -36,7 +36,7 @@ def read_rotary(config: HFConfig) -> Mapping[str, Any]:
 
 
 def read_base(rotary: Mapping[str, Any]) -> Any:
-    """Return the wavelength base, unchecked: ModelConfig refuses what is not a number."""
+    """Return the wavelength base, unchecked: ModelConfig rejects what is not a number."""
     base = rotary["rope_theta"]
     return float(base) if is_whole(base) else base
 
@@ -46,7 +46,7 @@ def attention_bias(config: HFConfig) -> bool:
 
 
 def own_heads(config: ModelConfig) -> str | None:
-    """Say that each query head must have a key head of its own."""
+    """Return an error unless each query head has its own key head."""
     if config.kv_heads != config.n_heads:
         return f"n_key_value_heads must be n_heads = {config.n_heads}, got {config.kv_heads}"
     if config.head_width * config.n_heads != config.d_model:
@@ -55,14 +55,14 @@ def own_heads(config: ModelConfig) -> str | None:
 
 
 def even_heads(config: ModelConfig) -> str | None:
-    """Say that transformers divides d_model by the number of heads."""
+    """Return an error unless d_model is a multiple of n_heads, as transformers needs."""
     if config.d_model % config.n_heads:
         return f"d_model must be a multiple of n_heads = {config.n_heads}, got {config.d_model}"
     return None
 
 
 def has_attention_bias(config: ModelConfig, state: Mapping[str, Tensor]) -> bool:
-    """Tell whether any attention bias is not 0; transformers can leave all of them out."""
+    """Return whether any attention bias is not 0; transformers can omit all of them."""
     return any(
         bool(state[f"blocks.{layer}.attn.{name}"].any())
         for layer in range(config.n_layers)

@@ -17,9 +17,9 @@ from lab.vocab import Vocab
 
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
-"""What a saved tokenizer consists of; the last only where there is one."""
+"""Files of a saved tokenizer; the last is optional."""
 SPACE = "\N{OPEN BOX}"
-"""How a space is shown in the name of a token: pages and pictures swallow plain ones."""
+"""Shows a space in the name of a token: web pages and figures hide plain spaces."""
 BYTE_LEVEL = ("gpt-2", "smollm")
 """Byte-level BPE tokenizers of GGUF files (tokenizer.ggml.pre) that are built from metadata."""
 CONTROL, USER_DEFINED = 3, 4
@@ -46,7 +46,7 @@ def read_tokenizer(folder: Path) -> Any | None:
 
 
 def saved_tokenizer(folder: Path, entries: Mapping[str, FileEntry]) -> Any | None:
-    """Return the tokenizer of a sealed folder, once its files are what was written.
+    """Return the tokenizer of a sealed folder, after checking its files.
 
     Raises:
         ValueError: One of them is missing, changed or damaged.
@@ -88,16 +88,16 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def adds_bos(tokenizer: Any) -> bool:
-    """Tell whether a tokenizer puts a beginning-of-sequence token before a text by itself."""
+    """Return whether a tokenizer itself puts a beginning-of-sequence token before a text."""
     start = tokenizer("a", add_special_tokens=True)["input_ids"][:1]
     return tokenizer.bos_token_id is not None and start == [tokenizer.bos_token_id]
 
 
 def encode(tokenizer: Any, text: str, prepend_bos: bool) -> list[int]:
-    """Return the ids of a text: no special tokens but those written in it, and BOS if asked.
+    """Return the ids of a text, without added special tokens except BOS if `prepend_bos` is set.
 
     Raises:
-        ValueError: BOS is asked for and the tokenizer has none.
+        ValueError: prepend_bos is set and the tokenizer has no BOS.
     """
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not prepend_bos:
@@ -110,7 +110,7 @@ def encode(tokenizer: Any, text: str, prepend_bos: bool) -> list[int]:
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
-    """Return the bytes that each token stands for, spaces before words included.
+    """Return the bytes of each token, with the spaces before words.
 
     Raises:
         ValueError: An id is outside the vocabulary.
@@ -124,9 +124,9 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
 
 def known_bytes(tokenizer: Any, ids: Sequence[int]) -> Iterator[bytes | None]:
-    """Yield the bytes that each token stands for; None for an id without a token."""
+    """Yield the bytes of each token; None for an id without a token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # one written in Python: all that it can tell
+    if backend is None:  # a tokenizer in Python has no backend
         yield from (tokenizer.decode([token_id]).encode() for token_id in ids)
         return
     added = tokenizer.added_tokens_decoder
@@ -158,9 +158,9 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 @functools.cache
 def byte_alphabet() -> Mapping[str, int]:
-    """Return the byte that each character of a byte-level tokenizer stands for.
+    """Return the byte that each character of a byte-level tokenizer represents.
 
-    Printable Latin-1 characters stand for themselves, the other bytes for characters from 256 on.
+    Printable Latin-1 characters represent themselves; characters from 256 on, the other bytes.
     Source: Radford et al. 2019 (GPT-2), encoder.py.
     """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -179,7 +179,7 @@ def bytes_of_piece(piece: str) -> bytes:
 
 
 def shown(token: bytes) -> str:
-    r"""Return a token as tables and pictures show it: different bytes, different names.
+    r"""Return the name of a token in tables and figures: different bytes have different names.
 
     Spaces become open boxes; line ends, other invisible characters, backslashes and open boxes
     themselves are escaped. So is every byte outside ASCII in a token that is not valid UTF-8.
@@ -223,9 +223,9 @@ def token_vocab(tokenizer: Any, n_ids: int | None = None) -> Vocab:
 
 
 class TokenVocab(Vocab):
-    """The names of a tokenizer's tokens, for everything that shows tokens.
+    """The names of a tokenizer's tokens, for tables and figures.
 
-    Tokens that stand for the same bytes are told apart by their ids (`a#17`), and an id that is no
+    Tokens with the same bytes are distinguished by their ids (`a#17`), and an id that is no
     token's is named by itself (`#50300`).
     """
 
@@ -249,7 +249,7 @@ class TokenVocab(Vocab):
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Any | None:
-    """Build the tokenizer that a GGUF file describes; None if it is of a kind not known here."""
+    """Build the tokenizer that a GGUF file describes; None if its kind is not supported."""
     pre = metadata.get("tokenizer.ggml.pre")
     if metadata.get("tokenizer.ggml.model") != "gpt2" or pre not in BYTE_LEVEL:
         return None

@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CONVERSION = 1
-"""Raised whenever the same file gives other weights, tokens or provenance than before."""
+"""Increased when the same file gives other weights, tokens or provenance than before."""
 
 
 def cache_home() -> Path:
-    """Return where this user's programs keep what they can make again.
+    """Return the user's cache directory.
 
     Raises:
         RuntimeError: The user has no home.
@@ -75,7 +75,7 @@ def cached_model(
         remove(folder)
         write_cached(model, folder)
     except (ValueError, OSError) as error:
-        if not intact(folder):  # else another process was quicker
+        if not intact(folder):  # otherwise another process was faster
             warn_uncached(error)
     return model
 
@@ -151,11 +151,11 @@ def read_cached(folder: Path, kind: type[AnyGPT]) -> AnyGPT:
 
 
 def assembled(config: ModelConfig, state: Mapping[str, Tensor], kind: type[AnyGPT]) -> AnyGPT:
-    """Return a model that holds these very tensors: nothing is drawn, nothing copied."""
+    """Return a model with these tensors, without initialising or copying them."""
     with torch.device("meta"):
         model = kind(config)
     model.load_state_dict(dict(state), assign=True)
-    # A no-op on the weights, which tells cfg their dtype and device.
+    # Sets cfg.dtype and cfg.device; the weights do not change.
     return model.to("cpu").eval()
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: an ActivationCache, and the hook that fills one with copies."""
+"""ActivationCache, and the hook that fills one with copies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from lab.naming import quoted, unknown_name
 
 
 class Activations(ActivationCache):
-    """An ActivationCache that also knows the names that HookedTransformer had for the forks."""
+    """An ActivationCache that also accepts the old names of per-head inputs."""
 
     def __getitem__(self, key: Any) -> Tensor:
         """Return an activation by its name, a shorthand or (name, layer, type).
@@ -54,15 +54,15 @@ def keep_copy(
     device: Any,
     remove_batch_dim: bool,
 ) -> None:
-    """Put some positions of an activation into a cache: a hook, once the rest is bound."""
+    """Put some positions of an activation into a cache; used as a hook with functools.partial."""
     kept = tensor.detach()
     if remove_batch_dim and kept.shape[0] == 1:
         kept = kept[0]
     kept = positions.apply(kept, dim=axis)
-    # A copy, so that nobody's in-place edit changes the cache, on any device.
+    # A copy, so that in-place edits do not change the cache, on any device.
     cache[key] = kept.to(kept.device if device is None else device, copy=True)
 
 
 def describe(out: Any) -> str:
-    """Return the shape of a tensor, or what else an output is."""
+    """Return the shape of a tensor, or the type of another output."""
     return f"shape {list(out.shape)}" if isinstance(out, torch.Tensor) else quoted(type(out))

@@ -14,13 +14,13 @@ from lab.model import GPT
 def to_boot_native(model: GPT) -> TransformerBridge:
     """Return a TransformerBridge.boot_native with the same logits, on the same device.
 
-    It pairs rotary dimensions as GPT-J does, so a model that pairs them as Llama does gets its
-    query and key dimensions in another order there: same scores, other q and k.
+    boot_native pairs rotary dimensions as GPT-J does, so the query and key dimensions of a model
+    that pairs them as Llama does are reordered: the scores are the same, q and k are not.
 
     Raises:
         ValueError: boot_native has no such architecture.
     """
-    refuse_what_boot_native_lacks(model)
+    check_boot_native(model)
     config = model.config
     rotary = config.positional_embedding_type == "rotary"
     described = TransformerBridgeConfig(
@@ -54,13 +54,13 @@ def to_boot_native(model: GPT) -> TransformerBridge:
     return bridge.eval()
 
 
-def refuse_what_boot_native_lacks(model: GPT) -> None:
-    """Raise ValueError if boot_native cannot compute what a model computes."""
-    config, refused = model.config, None
+def check_boot_native(model: GPT) -> None:
+    """Raise ValueError if boot_native does not support the model's architecture."""
+    config, rejected = model.config, None
     if config.parallel_attn_mlp:
-        refused = "parallel_attn_mlp must be False for boot_native, got True"
+        rejected = "parallel_attn_mlp must be False for boot_native, got True"
     elif config.kept_heads is not None:
-        refused = "kept_heads must be None for boot_native, got a model with pruned heads"
+        rejected = "kept_heads must be None for boot_native, got a model with pruned heads"
     elif config.gated_mlp and not config.attn_only:
         biased = [
             str(layer)
@@ -68,12 +68,12 @@ def refuse_what_boot_native_lacks(model: GPT) -> None:
             if block.mlp.b_in.any() or block.mlp.b_out.any()
         ]
         if biased:
-            refused = (
-                "b_in and b_out of a gated MLP must be 0 for boot_native, which has none, "
+            rejected = (
+                "b_in and b_out of a gated MLP must be 0 for boot_native, which lacks them, "
                 f"got other numbers in layer {', '.join(biased)}"
             )
-    if refused is not None:
-        raise ValueError(f"{refused}; stay with the HookedGPT")
+    if rejected is not None:
+        raise ValueError(f"{rejected}; stay with the HookedGPT")
 
 
 def native_state(model: GPT) -> dict[str, Tensor]:
@@ -94,6 +94,6 @@ def native_state(model: GPT) -> dict[str, Tensor]:
 
 
 def adjacent(weight: Float[Tensor, "*axes d_head"], width: int) -> Float[Tensor, "*axes d_head"]:
-    """Put dimensions i and i + width/2 side by side; those past width stay."""
+    """Reorder dimensions so that i and i + width/2 are neighbours; those past width stay."""
     turned = weight[..., :width].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
     return torch.cat([turned, weight[..., width:]], dim=-1)

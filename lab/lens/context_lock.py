@@ -1,4 +1,4 @@
-"""One thread at a time: hooks stand on the model, so those of two threads would mix."""
+"""A lock that lets one thread at a time use hooks, because hooks are state on the model."""
 
 import threading
 
@@ -10,10 +10,10 @@ BUSY = (
 
 
 class ContextLock:
-    """A lock that a thread can take again while it holds it; a copied model gets one of its own."""
+    """A re-entrant lock; a copied model gets its own."""
 
     seconds: float = 60.0
-    """How long to wait for another thread, which may wait for this one."""
+    """Time to wait for another thread, which may be in a deadlock with this one."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

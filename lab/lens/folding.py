@@ -1,7 +1,7 @@
-"""Folding: a model of the same logits whose norms only normalise.
+"""Folding: makes a model with the same logits whose norms have no weights.
 
-The scale and shift of each norm go into the weights that read it, so that the stream's directions
-mean the same before and after the norm. It happens on request only (`model.fold_ln()`).
+The scale and shift of each norm go into the weights that read it, so that directions of the stream
+are the same before and after the norm. This happens only on request (`model.fold_ln()`).
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from lab.norms import LayerNorm, NoNorm, Norm
 def fold_norms(model: AnyGPT) -> AnyGPT:
     """Return a new model with the logits and heads of this one, and norms with w = 1 and b = 0.
 
-    Where W reads a norm: W' = w * W, then, after a LayerNorm, minus its mean over the inputs (which
-    a centred vector does not see); b' = b + W b_norm. Tied embeddings are untied by it. After it,
-    direct logit attributions sum to logit - b_U. The model that was given is left as it is; the new
-    one has no hooks, and training it learns norms again.
+    For weights W that read a norm: W' = w * W, after a LayerNorm minus its mean over the inputs
+    (which has no effect on a centred vector); b' = b + W b_norm. Tied embeddings become untied.
+    Direct logit attributions of the new model sum to logit - b_U. The given model is not modified;
+    the new one has no hooks, and further training learns norms again.
 
     Raises:
-        ValueError: A LayerNorm with a shift stands before a gated MLP, whose gate has no bias to
-            take it, or a module was replaced by one that the config does not describe.
+        ValueError: A LayerNorm with a shift precedes a gated MLP, whose gate has no bias to take
+            it, or a module was replaced by one that the config does not describe.
     """
     config = dataclasses.replace(model.config, tie_word_embeddings=False)
     folded = type(model)(config).to(model.W_E.device, model.W_E.dtype)

@@ -1,7 +1,6 @@
-"""What a hook's name tells: its old name, the flag that computes it, its axes and its size.
+"""Facts about hook points by name: old name, the cfg flag that enables it, axes and size.
 
-A table and look-ups, no model: the hook points themselves stand in `lab.model`, and who listens on
-them is kept by `lab.lens.hooked_root`.
+`lab.model` has the hook points, and `lab.lens.hooked_root` adds hooks to them.
 """
 
 import re
@@ -20,10 +19,10 @@ FLAGGED_HOOKS = {
     "hook_attn_in": "use_attn_in",
     "hook_mlp_in": "use_hook_mlp_in",
 }
-"""Hooks on what a forward pass computes only on request, and the cfg flag that asks for it.
+"""Hooks on activations that a forward pass computes only on request, and the cfg flag for each.
 
-A hook that somebody puts on one of them by name asks for it too; a filter that merely matches it
-(caching everything, say) does not.
+A hook that is added by name also requests its activation; a filter that matches it (for example
+when everything is cached) does not.
 """
 
 BY_HEAD = ("q", "k", "v", "z", "rot_q", "rot_k", "result", "q_input", "k_input", "v_input")
@@ -44,9 +43,9 @@ def leaf(hook_name: str) -> str:
 
 
 def position_axis(hook_name: str) -> int:
-    """Return the axis of positions (of queries, in a matrix), counted from the last.
+    """Return the axis of positions (of queries, in a matrix), counted from the last axis.
 
-    From the last, so that it also holds where the batch axis was dropped.
+    It also holds if the batch axis was removed.
 
     >>> position_axis("blocks.0.attn.hook_q_input"), position_axis("blocks.0.attn.hook_pattern")
     (-3, -2)
@@ -55,7 +54,7 @@ def position_axis(hook_name: str) -> int:
 
 
 def present_name(hook_name: str) -> str:
-    """Return the name of a hook that HookedTransformer had on the block, before 4.0.
+    """Return the present name of a hook that was on the block before TransformerLens 4.0.
 
     >>> present_name("blocks.1.hook_q_input")
     'blocks.1.attn.hook_q_input'
@@ -69,8 +68,8 @@ def numbers_kept(
     """Return how many numbers an activation has.
 
     Args:
-        hook_name: Which activation.
-        config: Of which model.
+        hook_name: Name of the activation.
+        config: The model.
         batch: Sequences.
         n_pos: Positions of this call.
         n_key: Positions of earlier calls too; None: n_pos.
@@ -102,7 +101,7 @@ def numbers_kept(
 
 
 class NamedModules(dict[str, nn.Module]):
-    """TransformerLens's table of modules by name, which says so when a name is unknown."""
+    """TransformerLens's table of modules by name, with an error for unknown names."""
 
     def __missing__(self, name: str) -> nn.Module:
         """Return a hook by its old name, or raise KeyError with the closest names."""

@@ -1,9 +1,9 @@
-"""Who listens on a model's hook points, and caches of what passes there.
+"""Hooks and activation caches.
 
-HookedRootModule does this for TransformerLens; here are its methods with its signatures, and
-without its silences. A hook that cannot act, a name that does not exist and a cache that stays
-empty are errors; a context removes the hooks that it added and no others; what is cached is a
-copy, cut along the axis of positions. None of this computes an activation: that is `lab.model`.
+These methods have the signatures of TransformerLens's HookedRootModule, but they raise errors where
+it is silent: a hook that cannot act, an unknown name, an empty cache. A context removes exactly the
+hooks that it added; a cache has copies, sliced along the axis of positions. `lab.model` computes
+the activations.
 """
 
 from abc import ABC, abstractmethod
@@ -36,11 +36,11 @@ from lab.lens.view import HookedGPTConfig, PrunedGPTConfig
 Direction = Literal["fwd", "bwd"]
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 Named = tuple[str | Callable[[str], bool], Callable[..., Any]]
-"""Where a hook goes, by name or by a predicate on names, and the hook."""
+"""The name of a hook point, or a predicate on names, and the hook."""
 
 
 class HookedRoot(HookedRootModule, ABC):
-    """A model whose hooks act or say why they cannot."""
+    """A model whose hooks act or raise an error."""
 
     cfg: HookedGPTConfig
 
@@ -64,14 +64,14 @@ class HookedRoot(HookedRootModule, ABC):
         """Run the model; see HookedGPT.forward."""
 
     def setup(self) -> None:
-        """Name every module and hook; adding a hook calls it where a module was replaced."""
+        """Name every module and hook; add_hook calls this again if a module was replaced."""
         super().setup()
         self.mod_dict = NamedModules(self.mod_dict)
 
     # Hook points -----------------------------------------------------------------------------
 
     def is_in_place(self, name: str, point: HookPoint) -> bool:
-        """Tell whether a hook point is still the one that the model runs under this name."""
+        """Return whether a hook point is still the one that the model runs under this name."""
         module: nn.Module | None = self
         for part in name.split("."):
             if module is None:
@@ -84,13 +84,13 @@ class HookedRoot(HookedRootModule, ABC):
         for name, point in self.hook_dict.items():
             if (point.fwd_hooks or point.bwd_hooks) and not self.is_in_place(name, point):
                 raise ValueError(
-                    f"hooks must stand on modules of the model, got one on {name}, which was "
+                    f"hooks must be on modules of the model, got one on {name}, which was "
                     "replaced after the hook was added; call reset_hooks() and setup(), then add "
                     "it again"
                 )
 
     def refresh(self) -> None:
-        """Look for the hook points anew if a module was replaced."""
+        """Find the hook points again if a module was replaced."""
         modules = dict(self.named_modules())
         del modules[""]
         if modules != self.mod_dict:
@@ -113,7 +113,7 @@ class HookedRoot(HookedRootModule, ABC):
         return point
 
     def points(self, name: str | Callable[[str], bool]) -> list[HookPoint]:
-        """Return the hook points of a name, or those on computed activations that a filter matches.
+        """Return the hook point of a name, or those of computed activations that match a filter.
 
         Raises:
             KeyError: There is no such hook point.
@@ -134,7 +134,7 @@ class HookedRoot(HookedRootModule, ABC):
         return found
 
     def computed(self, hook_name: str) -> bool:
-        """Tell whether a forward pass computes what a hook stands on without being asked."""
+        """Return whether a forward pass computes this activation without a hook on it."""
         flag = FLAGGED_HOOKS.get(leaf(hook_name))
         return flag is None or bool(getattr(self.cfg, flag))
 
@@ -166,18 +166,18 @@ class HookedRoot(HookedRootModule, ABC):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator["HookedRoot"]:
-        """Let hooks act inside the context; at its end remove those, and no others.
+        """Add hooks for the duration of the context; remove exactly those at its end.
 
-        Hooks stand on the model: another thread's hooks() or run_with_cache waits until this
+        Hooks are state on the model: another thread's hooks() or run_with_cache waits until this
         context ends, but its plain forward calls run these hooks too. Gates and observers are
         arguments of forward and safe in any number of threads.
 
         Args:
             fwd_hooks: Pairs of a hook's name, or a predicate on names, and the hook.
             bwd_hooks: The same for the backward pass.
-            reset_hooks_end: False keeps the hooks until reset_hooks(), whatever runs in between. An
-                error in the context removes them all the same.
-            clear_contexts: Also empty what hooks have put into their hook points' ctx.
+            reset_hooks_end: False keeps the hooks until reset_hooks(). An error in the context
+                removes them in any case.
+            clear_contexts: Also clear the ctx of the hook points.
 
         Raises:
             KeyError: There is no such hook point.
@@ -237,24 +237,24 @@ class HookedRoot(HookedRootModule, ABC):
         (torch.Size([1, 3, 5]), torch.Size([1, 2, 3, 3]))
 
         Args:
-            *model_args: What forward takes.
+            *model_args: Arguments of forward.
             names_filter: A hook name, several, or a predicate on names; None: every activation that
                 is computed anyway (see the use_* flags of cfg).
-            device: Where the copies go; None: where the activations are.
-            remove_batch_dim: Drop the batch axis of a batch of one.
+            device: Device of the copies; None: that of the activations.
+            remove_batch_dim: Remove the batch axis of a batch of one.
             incl_bwd: Call backward on the output, a scalar, and cache gradients under
                 `<hook name>_grad`.
             reset_hooks_end: False leaves the caching hooks, which overwrite the cache at each run.
-            clear_contexts: Also empty what hooks have put into their hook points' ctx.
+            clear_contexts: Also clear the ctx of the hook points.
             pos_slice: Positions to keep (of queries, in scores and patterns): a number, a tuple
                 (start, stop), a list, or TransformerLens's Slice.
             return_cache_object: False returns the plain dict of tensors by hook name.
-            **kwargs: What forward takes by keyword.
+            **kwargs: Keyword arguments of forward.
 
         Raises:
             KeyError: names_filter names a hook that does not exist or that this run does not reach,
                 or matches no hook.
-            ValueError: A batch axis of several sequences cannot be dropped, the output to call
+            ValueError: A batch axis of several sequences cannot be removed, the output to call
                 backward on is not a scalar, or hook_result and the forks would take more than
                 largest_wide_cache.
         """
@@ -274,7 +274,7 @@ class HookedRoot(HookedRootModule, ABC):
             if incl_bwd:
                 if not (isinstance(out, Tensor) and out.numel() == 1):
                     raise ValueError(
-                        "incl_bwd needs an output of one number to go back from, got "
+                        "incl_bwd needs an output of one number for backward, got "
                         f"{describe(out)}; pass return_type='loss'"
                     )
                 out.backward()
@@ -310,7 +310,7 @@ class HookedRoot(HookedRootModule, ABC):
         where = {"cache": cache, "device": device, "remove_batch_dim": remove_batch_dim}
         for name, point in self.asked(names_filter):
             axis = position_axis(str(point.name))
-            # Partials rather than closures, which the tests' type checker would compile each time.
+            # Partials, because the tests' type checker would compile a closure each time.
             keep = partial(keep_copy, axis=axis, positions=positions, **where)
             fwd.append((point.name, partial(keep, key=name)))
             if incl_bwd:
@@ -340,7 +340,7 @@ class HookedRoot(HookedRootModule, ABC):
         return cache
 
     def asked(self, names_filter: NamesFilter) -> list[tuple[str, HookPoint]]:
-        """Return what names_filter asks for: each name as it was written, and its hook point."""
+        """Return the names of names_filter as they were given, each with its hook point."""
         if names_filter is None or callable(names_filter):
             found = self.points(names_filter or (lambda _: True))
             return [(str(point.name), point) for point in found]

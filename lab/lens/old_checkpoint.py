@@ -23,9 +23,9 @@ from lab.naming import bare, quoted
 from lab.weights import PICKLE_SUFFIXES, expected_shapes
 
 BUFFERS = re.compile(r"blocks\.\d+\.attn\.(mask|IGNORE|rotary_sin|rotary_cos)")
-"""What the old attention kept beside its weights; a HookedGPT computes it on the fly."""
+"""Buffers of the old attention; a HookedGPT computes them when it needs them."""
 FOREIGN = re.compile(r"GLOBAL ([\w.]*\w)(?= )")
-"""Where torch.load(weights_only=True) names what a pickle wants to import."""
+"""Finds, in an error of torch.load(weights_only=True), the name that a pickle imports."""
 MOST_NAMES = 5
 """Names of tensors that a message lists of each kind."""
 
@@ -33,7 +33,7 @@ MOST_NAMES = 5
 def load_tl_checkpoint(
     source: str | Path | Mapping[str, Any], cfg: Any, kind: type[AnyGPT], device: str = "cpu"
 ) -> AnyGPT:
-    """Build the HookedGPT that computes what a saved HookedTransformer computed.
+    """Build the HookedGPT with the logits of a saved HookedTransformer.
 
     Args:
         source: The state dict: a .safetensors file, a .pt file (read with weights_only=True, so
@@ -82,7 +82,7 @@ def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> Any:
-    """Return what a .safetensors or a .pt file holds, running nothing that is in it."""
+    """Return the content of a .safetensors or .pt file, without running code in it."""
     require(not path.is_dir(), "a checkpoint", "a file, not a folder", str(path))
     suffix = path.suffix.lower()
     if suffix not in (".safetensors", *PICKLE_SUFFIXES):
@@ -90,13 +90,13 @@ def read_file(path: Path) -> Any:
             f"a checkpoint must be a .safetensors or a .pt file, got {str(path)!r}; name it for "
             "what it is"
         )
-    with path.open("rb"):  # the libraries below describe a missing file in ways of their own
+    with path.open("rb"):  # raises the usual error if the file is missing
         pass
     try:
         if suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what the libraries raise for damage is not documented
+    except Exception as error:  # the libraries do not document what they raise for damage
         foreign = isinstance(error, pickle.UnpicklingError) and FOREIGN.search(str(error))
         if foreign and not is_cut_in(path, foreign[1]):
             raise ValueError(
@@ -112,9 +112,9 @@ def read_file(path: Path) -> Any:
 
 
 def is_cut_in(path: Path, name: str) -> bool:
-    """Tell whether a file ends in the middle of a dotted name, which then looks like another.
+    """Return whether a file ends inside a dotted name, which torch.load then reads as another.
 
-    torch.load takes the last byte of such a line for its newline.
+    torch.load mistakes the last byte of such a line for its newline.
     """
     last = name.rpartition(".")[2].encode()
     with path.open("rb") as file:
@@ -142,11 +142,12 @@ def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def vocabulary(state: Mapping[str, Tensor]) -> int:
-    """Return the number of token ids that the embedding has vectors for."""
+    """Return the number of token ids in the embedding."""
     W_E = state.get("embed.W_E")
     if W_E is None or W_E.ndim != 2:
         raise ValueError(
-            "a state dict must hold embed.W_E of two axes, got none; give a HookedTransformer's"
+            "a state dict must hold embed.W_E of two axes, got no such tensor; give one of a "
+            "HookedTransformer"
         )
     return len(W_E)
 
@@ -156,8 +157,8 @@ def check_tensors(state: Mapping[str, Tensor], config: ModelConfig, *, folded: b
 
     Args:
         state: The tensors, by the names of a HookedGPT.
-        config: What they must fit.
-        folded: The norms have no weights of their own.
+        config: The model that they must fit.
+        folded: Whether the norms have no weights.
     """
     norm = re.compile(r"(.*\.)?(ln1|ln2|ln_final)\.[wb]")
     inner_norm = re.compile(r".*\.mlp\.ln\.[wb]")
@@ -193,12 +194,12 @@ def check_tensors(state: Mapping[str, Tensor], config: ModelConfig, *, folded: b
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tell whether a tensor holds floating-point numbers, one for each of its places."""
+    """Return whether a tensor is dense and has a floating-point type."""
     dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
     return dense and tensor.is_floating_point()
 
 
 def listed(names: list[str]) -> str:
-    """Return names as a message lists them: some, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(bare(name) for name in names[:MOST_NAMES]) + more

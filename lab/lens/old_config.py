@@ -1,7 +1,7 @@
 """HookedTransformerConfig, the config of TransformerLens 2.x and 3.x, as a ModelConfig.
 
-Every field of it is in one of the tables below: kept, translated, refused because a HookedGPT
-computes something else, or ignored because it changes no number.
+Every field of it is in one of the tables below: kept, translated, rejected because a HookedGPT
+does not support it, or ignored because it changes no result.
 """
 
 import json
@@ -37,7 +37,7 @@ SAME = (
 TRANSLATED = ("act_fn", "normalization_type", "positional_embedding_type")
 REQUIRED = ("n_layers", "d_model", "d_head", "n_ctx")
 FLAGS = ("use_attn_result", "use_split_qkv_input", "use_attn_in", "use_hook_mlp_in")
-"""Fields that ask for hooks; like default_prepend_bos they go to the model's cfg."""
+"""Flags that enable hooks; like default_prepend_bos they go to the model's cfg."""
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_new",
@@ -49,7 +49,7 @@ ACTIVATIONS = {
     "solu_ln": "solu_ln",
 }
 NORMS = {"LN": "LN", "LNPre": "LN", "RMS": "RMS", "RMSPre": "RMS"}
-"""The Pre ones have w = 1 and b = 0, folded into what reads them."""
+"""LNPre and RMSPre have w = 1 and b = 0: their weights were folded."""
 KEEP = "run this model with transformer-lens 3.9"
 PRETRAINED = "load the original model with TransformerBridge.boot_transformers"
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -80,11 +80,11 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "rotary_base_local": ((None,), PRETRAINED),
     "relative_attention_num_buckets": ((None,), PRETRAINED),
 }
-"""Fields of what a HookedGPT does not compute: the values that switch it off, and a way out."""
+"""Fields that a HookedGPT does not support: the values that switch them off, and a remedy."""
 POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM")
-"""Values of original_architecture that made HookedTransformer compute something else."""
+"""Values of original_architecture that changed what HookedTransformer computed."""
 IGNORED = (
-    # Where and how the old class ran, how it began, what it was called.
+    # Device, initialisation and name of the old model.
     "device", "n_devices", "dtype", "seed", "init_mode", "init_weights", "initializer_range",
     "model_name", "original_architecture", "from_checkpoint", "checkpoint_index",
     "checkpoint_label_type", "checkpoint_value", "n_params", "trust_remote_code",
@@ -92,7 +92,7 @@ IGNORED = (
     "tie_word_embeddings",  # the state dict holds both matrices, and they may differ
     # Tokenizers.
     "tokenizer_name", "tokenizer_prepends_bos", "decoder_start_token_id",
-    # Details of what REFUSED asks to be off.
+    # Details of settings that REFUSED requires to be off.
     "attn_scale", "window_size", "attn_types", "experts_per_token", "norm_topk_prob",
     "quantization_method", "train_seq_length", "relative_attention_max_distance",
     "NTK_by_parts_low_freq_factor", "NTK_by_parts_high_freq_factor", "NTK_by_parts_factor",
@@ -100,11 +100,11 @@ IGNORED = (
     "yarn_beta_slow", "yarn_original_max_position_embeddings", "yarn_truncate",
     "yarn_global_attn_only",
 )  # fmt: skip
-"""Fields that change nothing of what is computed."""
+"""Fields that do not change the results."""
 
 
 def config_fields(cfg: Any) -> dict[str, Any]:
-    """Return the fields of an old config, once every one of them is known."""
+    """Return the fields of an old config, after checking that all are known."""
     if isinstance(cfg, str | Path):
         cfg = read_json(Path(cfg))
     elif not isinstance(cfg, Mapping):
@@ -121,8 +121,8 @@ def config_fields(cfg: Any) -> dict[str, Any]:
     for name in REQUIRED:
         if name not in cfg:
             raise ValueError(
-                f"cfg must have the field {name!r}, which HookedTransformerConfig has no default "
-                f"for, got {quoted(sorted(cfg))}"
+                f"cfg must have the field {name!r}, which has no default in "
+                f"HookedTransformerConfig, got {quoted(sorted(cfg))}"
             )
     return dict(cfg)
 
@@ -139,7 +139,7 @@ def read_json(path: Path) -> Any:
 
 
 def folded_norms(fields: Mapping[str, Any]) -> bool:
-    """Tell whether the norms' weights were folded into what reads them."""
+    """Return whether the norms' weights were folded into the weights that follow."""
     return str(fields.get("normalization_type", "LN")).endswith("Pre")
 
 
@@ -147,14 +147,14 @@ def translate_config(fields: Mapping[str, Any], d_vocab: int) -> ModelConfig:
     """Return the ModelConfig of an old config.
 
     Args:
-        fields: The old config, in its own names.
+        fields: The old config, by its own names.
         d_vocab: Token ids that the embedding has vectors for, where the old config leaves it open
             because its tokenizer knew.
 
     Raises:
-        ValueError: A field asks for what a HookedGPT does not compute.
+        ValueError: A HookedGPT does not support a field's value.
     """
-    refuse_what_differs(fields)
+    check_supported(fields)
     values = {name: fields[name] for name in SAME if fields.get(name) is not None}
     if values.get("n_heads", -1) == -1:
         values["n_heads"] = values["d_model"] // values["d_head"]
@@ -177,8 +177,8 @@ def translate_config(fields: Mapping[str, Any], d_vocab: int) -> ModelConfig:
     return ModelConfig.from_dict(values)
 
 
-def refuse_what_differs(fields: Mapping[str, Any]) -> None:
-    """Raise ValueError if a field asks for what a HookedGPT does not compute."""
+def check_supported(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError if a HookedGPT does not support a field's value."""
     for name in ("d_model", "d_head"):
         require_whole(name, fields[name], 1, LARGEST_SIZE)
     rms = str(fields.get("normalization_type", "LN")).startswith(("RMS", "None"))

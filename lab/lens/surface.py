@@ -1,9 +1,8 @@
-"""What TransformerLens's tools expect around a model, beyond hooks, caches and stacks of weights.
+"""The methods of a model that TransformerLens's tools expect: flags, tokens, directions, labels.
 
-HookedGPT's abstract base: flags, tokens and their names, directions, labels. It computes nothing
-of the forward pass: that is `lab.model`, which reads on its own. Names and signatures are those of
-TransformerLens's HookedTransformer. Hooks and caches are in `lab.lens.hooked_root`, weights in
-`lab.lens.weight_stacks`.
+This is an abstract base of HookedGPT, with the names and signatures of TransformerLens's
+HookedTransformer. The forward pass is in `lab.model`, hooks and caches in `lab.lens.hooked_root`,
+weights in `lab.lens.weight_stacks`.
 """
 
 from abc import ABC
@@ -26,17 +25,17 @@ TokenInput = Int[Tensor, "*axes"] | Sequence[int] | int | str
 
 
 class TransformerLensSurface(WeightStacks, ABC):
-    """A model with everything around `forward` that TransformerLens's tools touch."""
+    """A model with the methods that TransformerLens's tools call, except `forward`."""
 
     tokenizer: Any = None
     """A `lab.vocab.Vocab` or a tokenizer of transformers; None: tokens are ids."""
     provenance: str | None = None
-    """Where weights that were not trained here come from; tables repeat it."""
+    """Source of weights that were not trained here; tables repeat it."""
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
     ) -> "TransformerLensSurface":
-        """Move or cast the parameters, and let cfg.device and cfg.dtype follow them."""
+        """Move or cast the parameters, and update cfg.device and cfg.dtype."""
         super()._apply(fn, recurse)
         weight = next(self.parameters())
         self.cfg.device, self.cfg.dtype = str(weight.device), weight.dtype
@@ -44,13 +43,13 @@ class TransformerLensSurface(WeightStacks, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where tokens go: the device of the weights, also of weights that are offloaded."""
+        """Device for tokens: that of the weights, also if they are offloaded."""
         return torch.device(self.cfg.device or "cpu")
 
     # Flags ------------------------------------------------------------------------------------
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
-        """Compute what each head adds on its own, for attn.hook_result."""
+        """Compute the output of each head, for attn.hook_result."""
         self.cfg.use_attn_result = use_attn_result
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
@@ -58,10 +57,10 @@ class TransformerLensSurface(WeightStacks, ABC):
         self.cfg.use_split_qkv_input = use_split_qkv_input
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Fork the stream before ln1 for each head, for attn.hook_attn_in.
+        """Copy the stream before ln1 for each head, for attn.hook_attn_in.
 
         Raises:
-            ValueError: Query heads share key heads, so no fork belongs to one head alone.
+            ValueError: Query heads share key heads, so a copy would not belong to one head.
         """
         if use_attn_in and self.config.kv_heads != self.config.n_heads:
             raise ValueError(
@@ -71,7 +70,7 @@ class TransformerLensSurface(WeightStacks, ABC):
         self.cfg.use_attn_in = use_attn_in
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Give the stream before ln2 a hook of its own: hook_mlp_in."""
+        """Give the stream before ln2 its own hook, hook_mlp_in."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     # Tokens and their names -------------------------------------------------------------------
@@ -87,8 +86,8 @@ class TransformerLensSurface(WeightStacks, ABC):
 
         Args:
             input: A text, ids, or several of either, of equal length in tokens.
-            prepend_bos: Put the tokenizer's first token before a text; None: as
-                cfg.default_prepend_bos says.
+            prepend_bos: Put the tokenizer's BOS token before a text; None: use
+                cfg.default_prepend_bos.
 
         Raises:
             ValueError: A text without a tokenizer, or texts of different lengths.
@@ -167,7 +166,7 @@ class TransformerLensSurface(WeightStacks, ABC):
         return [self.to_string(int(token)) for token in ids.reshape(-1)]
 
     def to_single_token(self, string: str | int) -> int:
-        """Return the id of a text that is one token; an id stands for itself.
+        """Return the id of a single-token text; ids are returned unchanged.
 
         Raises:
             ValueError: The text is several tokens, or the model has no tokenizer.
@@ -194,7 +193,7 @@ class TransformerLensSurface(WeightStacks, ABC):
         mode: Literal["first", "last"] = "first",
         prepend_bos: bool | None = None,
     ) -> int:
-        """Return where a token stands in a text or in one sequence of ids.
+        """Return the position of a token in a text or in one sequence of ids.
 
         Raises:
             ValueError: It does not occur.
@@ -211,10 +210,10 @@ class TransformerLensSurface(WeightStacks, ABC):
     # Directions and labels --------------------------------------------------------------------
 
     def tokens_to_residual_directions(self, tokens: TokenInput) -> Float[Tensor, "*axes d_model"]:
-        """Return the direction of the final, normalised stream that each token's logit reads.
+        """Return the direction of the final, normalised stream that gives each token's logit.
 
-        These are the columns of W_U. Where the final norm has learned weights of its own
-        between the two, attributions along them would not sum to the logits.
+        These are the columns of W_U. If the final norm has learned weights, they do not give the
+        logits, and the method raises an error.
 
         Args:
             tokens: Ids of any shape; with a tokenizer also the text of one token.

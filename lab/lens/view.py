@@ -1,7 +1,7 @@
 """TransformerLens's mutable view of a ModelConfig, which its tools read as model.cfg.
 
-What is saved is the frozen `lab.config.ModelConfig`; of this view only the use_* flags, device,
-dtype and default_prepend_bos change.
+Only the frozen `lab.config.ModelConfig` is saved. In this view, only the use_* flags, device, dtype
+and default_prepend_bos can change.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from lab.config import ModelConfig
 from lab.naming import quoted, unknown_name
 
 SETTINGS = ("device", "dtype", "default_prepend_bos")
-"""What changes on a model that is built, beside the use_* flags: `_apply` and tokenizers do it."""
+"""Fields that can change on a finished model, beside the use_* flags."""
 
 
 @dataclass(repr=False)
@@ -40,15 +40,15 @@ class HookedGPTConfig(TransformerLensConfig):
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        """Mark the view as built; `of` gives every field, and ModelConfig has checked them all."""
+        """Skip the base class's derived values: `of` sets every field, checked by ModelConfig."""
         self.built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field.
 
         Raises:
-            ValueError: Nobody would read the field, what is built would not follow it, or a flag
-                would be neither true nor false.
+            ValueError: There is no such field, it is fixed once the model is built, or a flag would
+                be neither true nor false.
         """
         if getattr(self, "built", False):
             check_change(name, value, [field.name for field in dataclasses.fields(self)])
@@ -88,12 +88,12 @@ class HookedGPTConfig(TransformerLensConfig):
 
 
 class PrunedGPTConfig(HookedGPTConfig):
-    """The view of a model with pruned heads: whoever counts on n_heads would mislabel them."""
+    """The view of a model with pruned heads, without n_heads: tools would mislabel heads."""
 
-    # An int to everybody who reads it: it only raises.
+    # Typed as an int for the tools, although it only raises.
     @property
     def n_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Refuse: no single number of heads holds for every layer, nor do their ids count up."""
+        """Raise ValueError: layers have different numbers of heads, and ids have gaps."""
         raise ValueError(
             "n_heads must be the same heads in every layer for TransformerLens's tools, got a "
             "model with pruned heads; use headlab's probes (they keep the original ids), or these "
@@ -102,11 +102,11 @@ class PrunedGPTConfig(HookedGPTConfig):
 
     @n_heads.setter
     def n_heads(self, _: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Keep no number."""
+        """Ignore the value."""
 
 
 def check_change(name: str, value: object, fields: list[str]) -> None:
-    """Raise ValueError unless a field of a finished view can become this value."""
+    """Raise ValueError unless a field of a finished view may change to this value."""
     changeable = [field for field in fields if field.startswith("use_") or field in SETTINGS]
     if name in changeable:
         if name == "dtype":

@@ -1,7 +1,7 @@
-"""The weights of all layers and heads, by TransformerLens's names, and what is made of them alone.
+"""The weights of all layers and heads, by TransformerLens's names, and values computed from them.
 
-Stacks are built when they are asked for, from the parameters as they are then: nothing here is
-cached, so an edit of a weight is seen at once.
+Stacks are built from the current parameters at each access, without a cache, so edits of weights
+take effect at once.
 """
 
 from abc import ABC
@@ -32,7 +32,7 @@ class WeightStacks(HookedRoot, ABC):
     def _stack(self, module: str, name: str) -> Tensor:
         """Stack one weight of every block."""
         if module == "mlp" and self.config.attn_only:
-            raise ValueError(f"{name} must be of a model with MLPs, got attn_only=True")
+            raise ValueError(f"{name} needs a model with MLPs, got attn_only=True")
         if module == "attn" and name != "b_O" and self.config.kept_heads is not None:
             raise ValueError(
                 f"{name} must have the same heads in every layer to be stacked, got a model with "
@@ -56,13 +56,13 @@ class WeightStacks(HookedRoot, ABC):
         kind = self.config.positional_embedding_type
         if kind not in ("standard", "sinusoidal"):
             raise ValueError(
-                f"W_pos must be of a model that adds position vectors, got {kind!r} positions"
+                f"W_pos needs a model that adds position vectors, got {kind!r} positions"
             )
         return self.pos_embed.W_pos
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_pos d_model"]:
-        """W_E above W_pos: what can be written to the stream before the first layer."""
+        """W_E and W_pos, concatenated: all vectors that the embeddings can write to the stream."""
         return torch.cat([self.W_E, self.W_pos])
 
     @property
@@ -122,7 +122,7 @@ class WeightStacks(HookedRoot, ABC):
 
     @property
     def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
-        """The gated MLPs' gate weights; None where MLPs have none."""
+        """The gated MLPs' gate weights; None if the MLPs are not gated."""
         return self._stack("mlp", "W_gate") if self.config.gated_mlp else None
 
     @property
@@ -155,7 +155,7 @@ class WeightStacks(HookedRoot, ABC):
         return FactoredMatrix(self.shared(self.W_V), self.W_O)
 
     def tl_parameters(self) -> dict[str, Tensor]:
-        """Return the weights by name as TransformerLens's SVDInterpreter wants them.
+        """Return the weights by name as TransformerLens's SVDInterpreter needs them.
 
         Key and value weights are repeated for each query head that reads them, so that a head's
         number means the same everywhere; tied embeddings have their unembedding.
@@ -185,7 +185,7 @@ class WeightStacks(HookedRoot, ABC):
         if not 0 <= layer <= self.cfg.n_layers:
             raise ValueError(f"layer must be from 0 to {self.cfg.n_layers}, got {layer}")
         if mlp_input and layer == self.cfg.n_layers:
-            raise ValueError(f"mlp_input must be of a layer below {layer}, got no such layer")
+            raise ValueError(f"mlp_input needs a layer below {layer}, got no such layer")
         total = torch.zeros_like(self.b_O[0])
         for block in self.blocks[:layer]:
             total = total + block.attn.b_O
@@ -194,7 +194,7 @@ class WeightStacks(HookedRoot, ABC):
         return total + self.blocks[layer].attn.b_O if mlp_input else total
 
     def all_composition_scores(self, mode: Literal["Q", "K", "V"]) -> CompositionScores:
-        """Return how much each head reads what each earlier head wrote: [layer, head, layer, head].
+        """Return how much each head reads each earlier head: [layer, head, layer, head].
 
         |W_OV of the earlier W_QK or W_OV of the later|, as Frobenius norms over those of the two
         factors; 0 where the second head is in the same layer or an earlier one.

@@ -1,8 +1,7 @@
-"""What a task is: sequences whose answers, and the places the answers come from, are known.
+"""Task: sequences with known answers and known source positions of the answers.
 
-A task says how symbols become an answer and which key positions hold it; `Task` lays out the
-sequence, the mask and the sources from that, once for all tasks. Drawing numbers belongs to
-`lab.tasks.counter_random`, losses to `lab.evaluation`.
+A subclass defines the answer and its source positions; `Task` builds sequences, masks and sources
+from them. Random numbers come from `lab.tasks.counter_random`, losses from `lab.evaluation`.
 """
 
 from abc import ABC, abstractmethod
@@ -28,14 +27,14 @@ Sources = Int[Tensor, "batch pos n_sources"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sequences of a task, with the rows that count and the keys that hold their answers."""
+    """Sequences of a task, with the scored positions and the source positions of the answers."""
 
     tokens: Tokens
     """Token ids."""
     loss_mask: PositionMask
-    """True at p where the logits at p, which predict tokens[p + 1], count."""
+    """True at positions p whose logits, which predict tokens[p + 1], are scored."""
     sources: Sources
-    """For each query position the key positions of its answer; -1 fills up, and means none."""
+    """For each query position, the key positions of its answer, padded with -1."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -55,7 +54,7 @@ class Batch:
 class Task(ABC):
     """A rule from x1..xn to its answer y, laid out as `BOS x1..xn SEP y1..ym`.
 
-    A subclass gives `name`, `answer` and `answer_sources`, and overrides the rest where its layout
+    A subclass defines `name`, `answer` and `answer_sources`, and overrides more if its layout
     differs.
 
     >>> from lab.tasks.registry import get_task
@@ -82,7 +81,7 @@ class Task(ABC):
 
     @property
     def summary(self) -> str:
-        """What the registry says about the task, in one line."""
+        """One line that describes the task, from the registry."""
         return next(entry.summary for entry in TASKS if entry.name == self.name)
 
     @property
@@ -97,12 +96,12 @@ class Task(ABC):
 
     @property
     def n_given(self) -> int:
-        """Symbols that a whole prompt gives."""
+        """Number of symbols in a whole prompt."""
         return self.length
 
     @property
     def n_answers(self) -> int:
-        """Tokens of an answer to all given symbols."""
+        """Number of tokens in the answer to a whole prompt."""
         return self.length
 
     @property
@@ -119,7 +118,7 @@ class Task(ABC):
         """Return the positions in the whole sequence that hold each answer token; -1 for none."""
 
     def prompts(self, x: Symbols) -> Tokens:
-        """Return the sequence up to where the answer begins: BOS, x, SEP."""
+        """Return the sequence before the answer: BOS, x, SEP."""
         tokens = F.pad(x, (1, 1), value=SEP_ID)
         tokens[:, 0] = BOS_ID
         return tokens
@@ -135,7 +134,7 @@ class Task(ABC):
         """Return n sequences on the CPU, numbers first .. first + n - 1 of a step.
 
         Sequence i of a step is a pure function of (seed, split, step, i). Splits are independent
-        streams: where a task has few different sequences, two splits share some of them.
+        streams: if a task has few different sequences, two splits share some of them.
         """
         return self.sequences(self.draw(n, seed=seed, split=split, step=step, first=first))
 
@@ -153,8 +152,8 @@ class Task(ABC):
                 f"symbols must be letter ids from {low} to {high}, got {least} to {most}"
             )
         prompts, answer = self.prompts(x), self.answer(x)
-        # The logits at a position predict the next one: the last token of the prompt is the first
-        # row that counts, the last token of the answer predicts nothing.
+        # The logits at a position predict the next token: the first scored position is the last
+        # token of the prompt, and the last token of the answer is not scored.
         before, after = prompts.shape[1] - 1, 1
         return Batch(
             tokens=torch.cat([prompts, answer], dim=1),
@@ -174,12 +173,12 @@ class Task(ABC):
         return torch.tensor([ids])
 
     def prompt(self, text: str) -> Int[Tensor, "1 pos"]:
-        """Return the tokens that ask for the answer to a person's symbols (see `read`)."""
+        """Return the prompt for a person's symbols (see `read`)."""
         return self.prompts(self.read(text))
 
     def check_count(self, count: int, what: str) -> None:
         """Raise ValueError unless a number of given symbols fits the task."""
-        least = 1 + self.length - self.n_answers  # with fewer there is nothing to answer
+        least = 1 + self.length - self.n_answers  # with fewer symbols the answer is empty
         if not least <= count <= self.length:
             got = "none" if count == 0 else f"{count}"
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Copying: the answer is the given symbols once more."""
+"""Copying: the answer repeats the given symbols."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,17 +15,17 @@ class Copying(Task):
     """`BOS x1..xn SEP x1..xn`.
 
     The logits at p = n + t predict y_t, whose source is at t: n positions back on every row. From
-    t = 2 on, an induction head looks at the same cells; on t = 1 it has nothing to match.
+    t = 2 on, an induction head attends to the same cells; at t = 1 it has no earlier match.
     """
 
     name: ClassVar[str] = "copy"
 
     def answer(self, x: Symbols) -> Answers:
-        """Return the symbols as they are."""
+        """Return the symbols, unchanged."""
         return x
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer 1"]:
-        """Return 1 .. n, where the symbols stand."""
+        """Return 1 .. n, the positions of the symbols."""
         count = x.shape[1]
         places = torch.arange(1, count + 1, device=x.device)
         return places.view(1, count, 1).expand(len(x), -1, -1)

@@ -1,9 +1,9 @@
-"""Random numbers that are a pure function of where they are used, without state.
+"""Counter-based random numbers: a pure function of seed, step and sample, without state.
 
 Philox4x64 (Salmon et al., SC 2011) turns a key and a counter into four random words. Here the key
 is (seed, step) and the counter is (split, sample, block of draws): every number can be computed
 alone, in any order, on any machine, and no two uses share one. NumPy keeps the bits of its Philox
-unchanged between versions (NEP 19). Tasks turn these words into symbols; nothing else draws here.
+unchanged between versions (NEP 19). Tasks turn these words into symbols.
 """
 
 from typing import Literal

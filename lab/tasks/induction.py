@@ -1,4 +1,4 @@
-"""Induction: a block of different symbols, twice; the second time it can be continued."""
+"""Induction: a block of different symbols, repeated; the answer continues the second copy."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,10 +16,10 @@ from lab.vocab import BOS_ID, SPECIAL_SYMBOLS
 
 @dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """`BOS a1..aS a1..aS`, with no separator and no symbol twice in a block.
+    """`BOS a1..aS a1..aS`, with no separator; the symbols of a block are all different.
 
     The prompt ends with the second a1, and the answer is a2..aS. A row q = S + 1 .. 2S - 1 predicts
-    what followed its token the first time, at q - S + 1.
+    the token that followed its own token the first time, at q - S + 1.
     """
 
     name: ClassVar[str] = "induction"
@@ -31,7 +31,7 @@ class Induction(Task):
         if self.length > self.n_symbols:
             raise ValueError(
                 f"length of induction must be at most n_symbols, got {self.length} and "
-                f"{self.n_symbols}; a block has no symbol twice"
+                f"{self.n_symbols}; the symbols of a block are all different"
             )
 
     @property
@@ -53,7 +53,7 @@ class Induction(Task):
         return x[:, 1:]
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer 1"]:
-        """Return 2 .. S, where the rest of the first block stands."""
+        """Return 2 .. S, the positions of the rest of the first block."""
         count = x.shape[1]
         places = torch.arange(2, count + 1, device=x.device)
         return places.view(1, count - 1, 1).expand(len(x), -1, -1)

@@ -15,11 +15,11 @@ from lab.vocab import BOS_ID, SEP_ID, SPECIAL_SYMBOLS
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Task):
-    """`BOS k1 v1..kn vn SEP k`, and the answer is the value behind the earlier k.
+    """`BOS k1 v1..kn vn SEP k`, and the answer is the value after the earlier k.
 
     `length` counts the pairs; the symbols that are given are the pairs and the key to look up. All
-    keys and values differ, so that the query's earlier copy is the only one and no position tells
-    where it stands: the source has to be found by content, as an induction head does.
+    keys and values differ, so that the query has one earlier copy, at a random position: the source
+    must be found by content, as an induction head does.
     """
 
     name: ClassVar[str] = "recall"
@@ -30,7 +30,7 @@ class Recall(Task):
         if 2 * self.length > self.n_symbols:
             raise ValueError(
                 f"length of recall must be at most half of n_symbols, got {self.length} and "
-                f"{self.n_symbols}; no symbol stands in two pairs"
+                f"{self.n_symbols}; the symbols of all pairs are different"
             )
 
     @property
@@ -44,7 +44,7 @@ class Recall(Task):
         return 1
 
     def draw(self, n: int, *, seed: int, split: Split, step: int, first: int) -> Symbols:
-        """Draw the pairs of n samples without replacement, and which key is looked up."""
+        """Draw the pairs of n samples without replacement, and the key to look up."""
         words = random_words(n, self.n_symbols + 1, seed=seed, split=split, step=step, first=first)
         pairs = torch.from_numpy(distinct_below(words[:, 1:], 2 * self.length))
         which = torch.from_numpy(uniform_below(words[:, :1], self.length))
@@ -70,11 +70,11 @@ class Recall(Task):
         return x.gather(1, self.places(x))
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch 1 1"]:
-        """Return where that value stands."""
-        return self.places(x)[:, :, None] + 1  # behind BOS
+        """Return the position of that value."""
+        return self.places(x)[:, :, None] + 1  # after BOS
 
     def places(self, x: Symbols) -> Int[Tensor, "batch 1"]:
-        """Return the index, in x, of the value behind the key to look up.
+        """Return the index, in x, of the value after the key to look up.
 
         Raises:
             ValueError: The last symbol of x is not exactly one of its keys.

@@ -18,16 +18,18 @@ class TaskEntry:
     """A task by name, before its module is imported."""
 
     name: str
-    """What a person types."""
+    """Name on the command line."""
     summary: str
-    """What it asks of a model, in one line."""
+    """One line that describes the task."""
     where: str
     """The class, as module:name."""
 
 
 TASKS = (
-    TaskEntry("reversal", "say the symbols backwards: abc -> cba", "lab.tasks.reversal:Reversal"),
-    TaskEntry("copy", "say the symbols again: abc -> abc", "lab.tasks.copying:Copying"),
+    TaskEntry(
+        "reversal", "repeat the symbols in reverse order: abc -> cba", "lab.tasks.reversal:Reversal"
+    ),
+    TaskEntry("copy", "repeat the symbols: abc -> abc", "lab.tasks.copying:Copying"),
     TaskEntry(
         "induction",
         "continue a block of different symbols the second time: abca -> bc",
@@ -35,15 +37,17 @@ TASKS = (
     ),
     TaskEntry(
         "rotation",
-        "say the symbols from the fourth on, then the first three: abcde -> deabc",
+        "repeat the symbols from the fourth on, then the first three: abcde -> deabc",
         "lab.tasks.rotation:Rotation",
     ),
     TaskEntry(
-        "sorting", "say the symbols in alphabetical order: cab -> abc", "lab.tasks.sorting:Sorting"
+        "sorting",
+        "repeat the symbols in alphabetical order: cab -> abc",
+        "lab.tasks.sorting:Sorting",
     ),
     TaskEntry(
         "recall",
-        "say the value behind a key, of pairs of key and value: abcdc -> d",
+        "recall the value of a key, from key-value pairs: abcdc -> d",
         "lab.tasks.recall:Recall",
     ),
 )

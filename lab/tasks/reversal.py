@@ -25,7 +25,7 @@ class Reversal(Task):
         return x.flip(1)
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer 1"]:
-        """Return n, n - 1 .. 1, where the symbols stand."""
+        """Return n, n - 1 .. 1, the positions of the symbols."""
         count = x.shape[1]
         places = torch.arange(count, 0, -1, device=x.device)
         return places.view(1, count, 1).expand(len(x), -1, -1)

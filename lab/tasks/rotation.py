@@ -17,13 +17,13 @@ class Rotation(Task):
 
     The logits at p = n + t predict y_t, whose source is at ((t - 1 + r) mod n) + 1: two diagonals,
     n - r positions back while t <= n - r, and 2n - r back from there on. Within each, an induction
-    head looks at the same cells from the second row on.
+    head attends to the same cells from the second row on.
     """
 
     name: ClassVar[str] = "rotation"
 
     shift: int = 3
-    """How many symbols go from the front to the end."""
+    """Number of symbols that move from the front to the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +34,7 @@ class Rotation(Task):
         return x.roll(-self.shift, dims=1)
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer 1"]:
-        """Return r + 1 .. n, 1 .. r, where the symbols stand."""
+        """Return r + 1 .. n, 1 .. r, the positions of the symbols."""
         count = x.shape[1]
         places = torch.arange(1, count + 1, device=x.device).roll(-self.shift)
         return places.view(1, count, 1).expand(len(x), -1, -1)

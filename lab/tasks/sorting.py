@@ -14,8 +14,8 @@ from lab.tasks.base import Answers, Symbols, Task
 class Sorting(Task):
     """`BOS x1..xn SEP y1..yn`, y the symbols of x from the lowest id to the highest.
 
-    An answer has no fixed source position: its source is whatever holds its value. Every copy of a
-    repeated symbol counts, so that a row has up to n sources.
+    An answer has no fixed source position: its sources are all positions with its symbol, so that a
+    row has up to n sources.
     """
 
     name: ClassVar[str] = "sorting"
@@ -25,7 +25,7 @@ class Sorting(Task):
         return x.sort(dim=1).values
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer given"]:
-        """Return, for each answer, the place of every symbol that equals it; -1 at the others."""
+        """Return, for each answer, the positions of all equal symbols; -1 elsewhere."""
         equal = self.answer(x)[:, :, None] == x[:, None, :]
         places = torch.arange(1, x.shape[1] + 1, device=x.device)
         return torch.where(equal, places, -1)

@@ -142,7 +142,7 @@ class TestReplacedModules:
     def test_a_hook_left_behind_is_an_error(self, gpt2: HookedGPT, tokens: Tensor) -> None:
         gpt2.add_hook(Z, zero)
         gpt2.blocks[0].attn = Attention(gpt2.config, gpt2.cfg, 0).double()
-        message = "hooks must stand on modules of the model, got one on blocks.0.attn.hook_z"
+        message = "hooks must be on modules of the model, got one on blocks.0.attn.hook_z"
         with pytest.raises(ValueError, match=message):
             gpt2(tokens)
         with pytest.raises(ValueError, match=message):
@@ -250,7 +250,7 @@ class TestCaches:
         assert torch.equal(loss, again)
         for name, gradient in zip(names, wanted, strict=True):
             torch.testing.assert_close(cache[f"{name}_grad"], gradient, atol=1e-11, rtol=0)
-        with pytest.raises(ValueError, match=r"one number to go back from, got shape \[3, 8, 13\]"):
+        with pytest.raises(ValueError, match=r"one number for backward, got shape \[3, 8, 13\]"):
             tool_model.run_with_cache(tokens, incl_bwd=True)
 
     def test_an_edit_in_place_changes_no_cache(self, gpt2: HookedGPT, tokens: Tensor) -> None:

@@ -51,10 +51,10 @@ class TestStacks:
             assert tool_model.W_gate is None
 
     def test_what_a_model_lacks_is_said(self, build: Built) -> None:
-        with pytest.raises(ValueError, match="W_in must be of a model with MLPs"):
+        with pytest.raises(ValueError, match="W_in needs a model with MLPs"):
             _ = build("attention only").W_in
         for name in ("W_pos", "W_E_pos"):
-            with pytest.raises(ValueError, match="W_pos must be of a model that adds position"):
+            with pytest.raises(ValueError, match="W_pos needs a model that adds position"):
                 getattr(build("llama"), name)
         pruned = prune_heads(build("gpt2"), [(0, 1)])
         for read in (lambda: pruned.W_Q, lambda: pruned.QK, lambda: pruned.cfg.n_heads):

@@ -59,7 +59,7 @@ def test_what_cannot_be_given(
 ) -> None:
     with pytest.raises(ValueError, match=r"n_sequences must be at most \d+, .* got 1000000; take"):
         topic_sequences(tokenizer, "selection", n_sequences=1_000_000)
-    with pytest.raises(ValueError, match=r"must be one of words .* got the symbols of a task"):
+    with pytest.raises(ValueError, match=r"must be a text tokenizer .* got the symbols of a task"):
         topic_sequences(letter_vocab(5), "selection")
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ValueError, match="this Python must have its documentation topics"):

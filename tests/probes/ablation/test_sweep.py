@@ -327,7 +327,7 @@ def test_what_fills_the_gap_must_be_of_its_kind_and_fit(as_a_user, small_model, 
             Ablation(**wrong)
     for other in (build_model(d_head=5), build_model(n_layers=1), build_model(n_heads=4)):
         foreign = Ablation(mode="mean", reference=mean_reference(other, tokens_of(3)))
-        with pytest.raises(ValueError, match=r"must be of a model .* \(2, 3, 4\), got \(.*take it"):
+        with pytest.raises(ValueError, match=r"come from a model .* \(2, 3, 4\), got \(.*compute"):
             sweep_sets(small_model, tokens_of(2), SETS[:1], ablation=foreign)
     short = Ablation(mode="resample", donors=head_donors(small_model, tokens_of(3, length=8)))
     with pytest.raises(ValueError, match="must cover every position, got 8 for sequences of 9; ta"):
