@@ -310,7 +310,7 @@ def test_final_rms_says_nothing_new_where_every_norm_is_one() -> None:
 def test_a_config_that_lacks_a_field() -> None:
     cfg = cfg_of("gpt2")
     del cfg["d_head"]
-    with pytest.raises(ValueError, match="cfg must have the field 'd_head', which Hooked"):
+    with pytest.raises(ValueError, match="cfg must have the field 'd_head', which has no default"):
         HookedGPT.from_tl_checkpoint(state_of("gpt2"), cfg)
     with pytest.raises(ValueError, match=r"cfg must be a dict, a JSON file or an .* got int"):
         HookedGPT.from_tl_checkpoint(state_of("gpt2"), 5)
@@ -331,7 +331,7 @@ def altered(**changes: Any) -> dict[str, Any]:
             {"unembed__b_U": torch.ones(5)},
             r"got unembed.b_U of shape \[5\] where it must be \[11\]; give",
         ),
-        ({"embed__W_E": None}, r"must hold embed\.W_E of two axes, got none; give a Hooked"),
+        ({"embed__W_E": None}, r"must hold embed\.W_E of two axes, got no such tensor; give one"),
         (
             {"embed__W_U": torch.ones(1), "unembed__W_U": None, "x": torch.ones(1)},
             "got no unembed.W_U; unknown embed.W_U, x; give the cfg",
@@ -373,7 +373,7 @@ def test_a_config_that_claims_too_much_costs_nothing(claim: dict[str, int]) -> N
         ({"model": {"a": 1}, "optimizer": {}}, "got 'model': dict; if it is one entry of a larger"),
         ({0: torch.ones(1)}, "must map names to tensors, got 0: Tensor"),
         (nn.Linear(2, 2), r"got a Linear; give model.state_dict\(\)"),
-        ({}, "must hold embed.W_E of two axes, got none"),
+        ({}, "must hold embed.W_E of two axes, got no such tensor"),
     ],
 )
 def test_what_is_no_state_dict(source: Any, message: str) -> None:

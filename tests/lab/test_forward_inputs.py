@@ -187,7 +187,7 @@ REFUSED = [
     ),
     ({"input": torch.tensor(3)}, r"token ids must be .* got int64 of shape \[\]"),
     ({"input": ids().unsqueeze(0)}, r"token ids must be .* got int64 of shape \[1, 3, 8\]"),
-    ({"input": ids(3, 1), "return_type": "loss"}, "a loss must be of .* at least 2 tokens"),
+    ({"input": ids(3, 1), "return_type": "loss"}, "a loss needs .* at least 2 tokens"),
     ({"input": ids(0), "return_type": "both"}, r"a loss needs at least 1 .* \[0, 8\]"),
 ]
 

@@ -42,6 +42,6 @@ def test_blocks_that_cannot_be_are_refused():
         Induction(length=1)
     with pytest.raises(
         ValueError,
-        match=r"^length of induction must be at most n_symbols, got 6 and 5; a block has no symbol",
+        match=r"^length of induction must be at most n_symbols, got 6 and 5; the symbols of a",
     ):
         Induction(length=6, n_symbols=5)

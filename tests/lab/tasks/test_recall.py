@@ -56,6 +56,6 @@ def test_what_is_asked_for_must_be_a_key():
 
 def test_more_pairs_than_symbols_are_refused():
     with pytest.raises(
-        ValueError, match=r"^length of recall must be at most half of n_symbols, got 5 and 9; no"
+        ValueError, match=r"^length of recall must be at most half of n_symbols, got 5 and 9; the"
     ):
         Recall(length=5, n_symbols=9)
