@@ -48,26 +48,18 @@ class KeyValueCache:
                 f"kv_cache must have as many layers as the model, {n_layers}, "
                 f"got {len(self.layers)}; start a new one: KeyValueCache({n_layers})"
             )
-        first = self.layers[0] if self.length else None
-        if first is not None and first[0].shape[0] != batch:
-            raise ValueError(
-                f"a kv_cache must be used with one batch, got {batch} sequences after "
-                f"{first[0].shape[0]}; start a new one for other sequences"
-            )
+        if self.length:
+            check_batch(self.layers[0], batch)
 
     def extend_mask(
         self, mask: Bool[Tensor, "batch pos"] | None, batch: int, n_pos: int
     ) -> Bool[Tensor, "batch key_pos"] | None:
         """Append the mask of the new tokens (None: no padding), and return the whole mask."""
-        past = None if self.real is None else self.real[:, : self.length]
-        new = mask
-        known = new if past is None else past
+        known = mask if self.real is None else self.real
         if known is None:
             return None
-        if past is None:
-            past = known.new_ones(batch, self.length)
-        if new is None:
-            new = known.new_ones(batch, n_pos)
+        past = known.new_ones(batch, self.length) if self.real is None else known[:, : self.length]
+        new = known.new_ones(batch, n_pos) if mask is None else mask
         self.real = torch.cat([past, new], dim=1)
         return self.real
 
@@ -79,11 +71,7 @@ class KeyValueCache:
         """
         start, stop = self.length, self.length + k.shape[1]
         past = self.layers[layer]
-        if past is not None and past[0].shape[0] != k.shape[0]:
-            raise ValueError(
-                f"a kv_cache must be used with one batch, got {k.shape[0]} sequences after "
-                f"{past[0].shape[0]}; start a new one for other sequences"
-            )
+        check_batch(past, k.shape[0])
         new = (k.transpose(1, 2), v.transpose(1, 2))  # [batch, kv_head, pos, d_head]
         if k.requires_grad or v.requires_grad:
             # Autograd needs every earlier state, so no buffer is overwritten.
@@ -114,3 +102,12 @@ class KeyValueCache:
         keys, values = (n.new_empty(*n.shape[:2], room, n.shape[3]) for n in new)
         keys[:, :, :start], values[:, :, :start] = (o[:, :, :start].detach() for o in old)
         return keys, values
+
+
+def check_batch(past: tuple[HeadsFirst, HeadsFirst] | None, batch: int) -> None:
+    """Raise ValueError if a layer's keys and values have another batch size."""
+    if past is not None and past[0].shape[0] != batch:
+        raise ValueError(
+            f"a kv_cache must be used with one batch, got {batch} sequences after "
+            f"{past[0].shape[0]}; start a new one for other sequences"
+        )

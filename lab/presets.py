@@ -1,11 +1,12 @@
 """Named full configurations: what `headlab train <name>` trains. Listing them needs no torch.
 
-A preset is a function that returns a whole TrainConfig; docs/log.md gives the reasons.
+A preset is a line of PRESETS; docs/log.md gives the reasons for its values.
 """
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from lab.config import ModelConfig, TrainConfig
 from lab.naming import unknown_name
@@ -25,7 +26,9 @@ class PresetEntry:
     """Returns the configuration."""
 
 
-def small_gpt_on(task: str) -> TrainConfig:
+def small_gpt_on(
+    task: str, length: int = 10, steps: int = 320, checkpoint_every: int = 40
+) -> TrainConfig:
     """Return the base of all presets: 2 layers x 4 heads, d_model 64, ten of 26 letters.
 
     A third of the 320 steps would suffice; nine checkpoints show how heads form and settle.
@@ -40,51 +43,38 @@ def small_gpt_on(task: str) -> TrainConfig:
     )
     return TrainConfig(
         task=task,
-        length=10,
+        length=length,
         n_symbols=26,
         model=model,
-        steps=320,
+        steps=steps,
         batch_size=64,
         learning_rate=3e-3,
         warmup_steps=100,
         weight_decay=0.1,
         eval_every=40,
-        checkpoint_every=40,
+        checkpoint_every=checkpoint_every,
     )
 
 
-def reversal() -> TrainConfig:
-    """Return the demo: ten letters in reverse order; heads of layer 0 form an anti-diagonal."""
-    return small_gpt_on("reversal")
-
-
-def copy() -> TrainConfig:
-    """Return ten letters, repeated: heads attend at a constant distance."""
-    return small_gpt_on("copy")
-
-
-def induction() -> TrainConfig:
-    """Return a block of ten letters, repeated: heads attend after the first occurrence."""
-    return small_gpt_on("induction")
-
-
-def rotation() -> TrainConfig:
-    """Return ten letters, rotated by three: heads attend at two constant distances."""
-    return small_gpt_on("rotation")
-
-
-def sorting() -> TrainConfig:
-    """Return eight letters in alphabetical order: heads find a value at any position."""
-    config = small_gpt_on("sorting")
-    return dataclasses.replace(config, length=8, steps=640, checkpoint_every=80)
-
-
 PRESETS = (
-    PresetEntry("reversal", "ten letters in reverse order (the demo)", reversal),
-    PresetEntry("copy", "ten letters, repeated", copy),
-    PresetEntry("induction", "a block of ten letters, repeated", induction),
-    PresetEntry("rotation", "ten letters, rotated by three", rotation),
-    PresetEntry("sorting", "eight letters in alphabetical order", sorting),
+    # Heads of layer 0 form an anti-diagonal.
+    PresetEntry(
+        "reversal", "ten letters in reverse order (the demo)", partial(small_gpt_on, "reversal")
+    ),
+    # Heads attend at a constant distance.
+    PresetEntry("copy", "ten letters, repeated", partial(small_gpt_on, "copy")),
+    # Heads attend to the token after the first occurrence.
+    PresetEntry(
+        "induction", "a block of ten letters, repeated", partial(small_gpt_on, "induction")
+    ),
+    # Heads attend at two constant distances.
+    PresetEntry("rotation", "ten letters, rotated by three", partial(small_gpt_on, "rotation")),
+    # Heads find a value at any position.
+    PresetEntry(
+        "sorting",
+        "eight letters in alphabetical order",
+        partial(small_gpt_on, "sorting", length=8, steps=640, checkpoint_every=80),
+    ),
 )
 
 

@@ -117,6 +117,10 @@ class Task(ABC):
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer n_sources"]:
         """Return the positions in the whole sequence that hold each answer token; -1 for none."""
 
+    def fixed_sources(self, x: Symbols, places: range) -> Int[Tensor, "batch answer 1"]:
+        """Return the same source positions for every sequence, one for each answer token."""
+        return torch.tensor(places, device=x.device).view(1, -1, 1).expand(len(x), -1, -1)
+
     def prompts(self, x: Symbols) -> Tokens:
         """Return the sequence before the answer: BOS, x, SEP."""
         tokens = F.pad(x, (1, 1), value=SEP_ID)

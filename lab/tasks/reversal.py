@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -26,6 +25,4 @@ class Reversal(Task):
 
     def answer_sources(self, x: Symbols) -> Int[Tensor, "batch answer 1"]:
         """Return n, n - 1 .. 1, the positions of the symbols."""
-        count = x.shape[1]
-        places = torch.arange(count, 0, -1, device=x.device)
-        return places.view(1, count, 1).expand(len(x), -1, -1)
+        return self.fixed_sources(x, range(x.shape[1], 0, -1))
