@@ -208,7 +208,7 @@ class AttentionReads:
     def sink_free(self) -> "AttentionReads":
         """Return the same attention with the first unpadded key hidden and the rows renormalised.
 
-        The rows are computed anew rather than divided by 1 - A[i, 0], which would divide a rounding
+        The rows are recomputed rather than divided by 1 - A[i, 0], which would divide a rounding
         error by a small number. A row that sees no other key is NaN.
         """
         return AttentionReads(

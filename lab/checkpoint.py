@@ -252,7 +252,7 @@ def stripped(folder: Path) -> str:
     """Return the message for a checkpoint without training state."""
     return (
         f"run must have its training state to be resumed, got {str(folder)!r} with weights only "
-        "(stripped); train anew under another name"
+        "(stripped); train again under another name"
     )
 
 

@@ -103,7 +103,7 @@ def steps(
 
     Raises:
         ValueError: At once, not at the first token: an empty prompt, ids outside the vocabulary,
-            padding behind a prompt, a bidirectional model, or more tokens than fit in n_ctx.
+            padding after a prompt, a bidirectional model, or more tokens than fit in n_ctx.
     """
     tokens, stops = prompt_tokens(model, tokens), stop_tokens(model, stop_ids)
     check_request(model, tokens, max_new_tokens, stops)

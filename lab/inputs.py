@@ -1,7 +1,7 @@
 """Checks of the input of a forward pass.
 
-Kernels misread, broadcast or clip much of what is not meant for them. Each check looks at types
-and shapes only, except that a mask of whole numbers is looked at for others than 0 and 1.
+PyTorch kernels misread, broadcast or clip many invalid inputs without an error. The checks read
+only types and shapes, except that an integer mask must have only the values 0 and 1.
 """
 
 from typing import Any

@@ -18,20 +18,27 @@ Streams = Float[Tensor, "batch pos *head d_model"]
 """The residual stream, or a copy of it for each head."""
 
 
-class LayerNorm(nn.Module):
-    """Centre each vector, divide by its standard deviation, then scale and shift."""
+class ScaledNorm(nn.Module):
+    """The parts that LayerNorm and RMSNorm share: the scale w, eps and the hooks."""
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
-        """Start as the plain normalisation, w = 1 and b = 0, of d_model or another width."""
+        """Start with w = 1, of d_model or another width."""
         super().__init__()
         self.eps = config.eps
         self.w = nn.Parameter(torch.ones(width or config.d_model))
-        self.b = nn.Parameter(torch.zeros(width or config.d_model))
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         draw_parameters(self, 0.0, generator)
+
+
+class LayerNorm(ScaledNorm):
+    """Centre each vector, divide by its standard deviation, then scale and shift."""
+
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+        super().__init__(config, width)
+        self.b = nn.Parameter(torch.zeros_like(self.w))
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
         """Normalise over d_model, step by step if `stepwise` is set or there is a hook."""
@@ -47,22 +54,11 @@ class LayerNorm(nn.Module):
         return F.layer_norm(residual, self.w.shape, self.w, self.b, self.eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(ScaledNorm):
     """Divide each vector by its root mean square, then scale.
 
     Source: Zhang and Sennrich 2019.
     """
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Start as the plain normalisation: w = 1."""
-        super().__init__()
-        self.eps = config.eps
-        self.w = nn.Parameter(torch.ones(config.d_model))
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        draw_parameters(self, 0.0, generator)
 
     def forward(self, residual: Resid, stepwise: bool = False) -> Resid:
         if not (stepwise or listened(self.hook_scale, self.hook_normalized)):

@@ -1,8 +1,7 @@
 """Tensor types made of the project's axis words, each spelt once.
 
 The axis words are layer, batch, pos, query_pos, key_pos, head, d_model, d_head, d_mlp and d_vocab.
-The same words stand in tensor annotations, in einops patterns, in the columns of tables and on the
-axes of plots. Only aliases belong here: names for tensors that several modules pass to each other.
+Tensor annotations, einops patterns, columns of tables and axes of plots use the same words. Only aliases belong here: names for tensors that several modules pass to each other.
 """
 
 from jaxtyping import Bool, Float, Int

@@ -239,6 +239,16 @@ def write_step(trainer: Trainer, writer: RunWriter | None, row: MetricsRow) -> S
             checkpoint = writer.checkpoint(step, trainer.model, trainer.optimizer)
         if final:
             writer.finish()
+    return step_record(trainer, step, row, evaluation, checkpoint)
+
+
+def step_record(
+    trainer: Trainer,
+    step: int,
+    row: MetricsRow,
+    evaluation: Evaluation | None,
+    checkpoint: Path | None,
+) -> StepRecord:
     return StepRecord(
         step=step,
         loss=row["loss"],
@@ -247,7 +257,7 @@ def write_step(trainer: Trainer, writer: RunWriter | None, row: MetricsRow) -> S
         tokens_per_second=row["tokens_per_second"],
         evaluation=evaluation,
         checkpoint=checkpoint,
-        final=final,
+        final=step == trainer.config.steps,
         model=trainer.model,
     )
 
@@ -288,17 +298,7 @@ def finished(trainer: Trainer, writer: RunWriter | None) -> StepRecord:
             exact_match=row["exact_match"],
             n_sequences=trainer.config.eval_sequences,
         )
-    return StepRecord(
-        step=trainer.config.steps,
-        loss=row["loss"],
-        learning_rate=row["learning_rate"],
-        grad_norm=row["grad_norm"],
-        tokens_per_second=row["tokens_per_second"],
-        evaluation=evaluation,
-        checkpoint=checkpoint,
-        final=True,
-        model=trainer.model,
-    )
+    return step_record(trainer, trainer.config.steps, row, evaluation, checkpoint)
 
 
 @contextlib.contextmanager

@@ -53,9 +53,9 @@ def untied(config: HFConfig) -> bool:
 class Rule:
     """One of their tensors, and ours that it contains.
 
-    "h.{}.x" and names in ours below a block stand for each layer. The pattern is einops's, from
-    their axes to ours; an axis `part` counts several of our tensors in one of theirs. A tensor
-    that holds none of ours must be zero; its pattern is its one axis.
+    "h.{}.x" and our names below a block apply to each layer. The einops pattern goes from their
+    axes to ours; the axis `part` numbers several of our tensors in one of theirs. A tensor without
+    any of ours must be zero; its pattern is its one axis.
     """
 
     theirs: str

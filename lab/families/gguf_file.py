@@ -1,8 +1,8 @@
 """GGUF files of llama.cpp as transformers models: names, order of rows, settings, dequantised.
 
-What llama.cpp's converter changes is undone here: Llama's query and key rows stand in its own
-rotary order, GPT-2's matrices are transposed, GPT-NeoX's queries, keys and values are sorted.
-The tokenizer in a file is `lab.families.token_text`'s.
+This module reverts what llama.cpp's converter changes: it reorders Llama's query and key rows,
+transposes GPT-2's matrices and sorts GPT-NeoX's queries, keys and values.
+`lab.families.token_text` reads the tokenizer of a file.
 """
 
 import re

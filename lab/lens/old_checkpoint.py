@@ -107,7 +107,7 @@ def read_file(path: Path) -> Any:
         raise ValueError(
             f"a checkpoint must be a whole {suffix} file of tensors, got {str(path)!r}, which "
             f"cannot be read ({type(error).__name__}); copy it again, or save model.state_dict() "
-            "anew"
+            "again"
         ) from None
 
 
