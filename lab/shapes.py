@@ -1,7 +1,8 @@
 """Tensor types made of the project's axis words, each spelt once.
 
 The axis words are layer, batch, pos, query_pos, key_pos, head, d_model, d_head, d_mlp and d_vocab.
-Tensor annotations, einops patterns, columns of tables and axes of plots use the same words. Only aliases belong here: names for tensors that several modules pass to each other.
+Annotations, einops patterns, columns of tables and axes of plots use the same words. Only aliases
+belong here: names for tensors that several modules pass to each other.
 """
 
 from jaxtyping import Bool, Float, Int

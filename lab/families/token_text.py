@@ -1,6 +1,6 @@
 """Text to token ids and back for models that come with a tokenizer, and names of tokens to show.
 
-A tokenizer is a fast one of transformers. Symbols of tasks are `lab.vocab`'s.
+Tokenizers are fast ones of transformers. `lab.vocab` has the symbols of tasks.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """Checkpoints of TransformerLens's HookedTransformer (2.x and 3.x), as HookedGPT models.
 
 A checkpoint is a state dict and the config that it was saved with, which `lab.lens.old_config`
-translates. Folders that headlab itself writes are `lab.checkpoint`'s.
+translates. `lab.checkpoint` reads the folders that headlab writes.
 """
 
 import os
