@@ -1,6 +1,6 @@
-"""Questions asked of a model: which head looks where, how widely, and what breaks without it.
+"""Probes of a model: where each head attends, how widely, and what breaks without it.
 
-Its public names stand in __init__.pyi and are loaded on first use: `import probes` imports no
+Its public names are in __init__.pyi and are loaded on first use: `import probes` imports no
 torch.
 """
 

@@ -28,7 +28,7 @@ class Execution:
     """Called with (runs or steps done, all of them) after every part."""
     ledger: Path | None = None
     """Folder that keeps finished parts: called again after an interruption, with the same request
-    and threads, the work goes on and gives the same bits. A ledger knows a metric of your own only
+    and threads, the work resumes and gives the same bits. A ledger knows a metric of your own only
     by its name."""
     processes: Processes = field(default_factory=Processes)
     """The processes that share the work (`lab.runtime.join_processes`); each gets the whole result.

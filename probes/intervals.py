@@ -50,7 +50,7 @@ def resampled_means(
 ) -> Float64[np.ndarray, "resample column"]:
     """Return sum(totals) / sum(counts) of each resample: one seed, the same sequences.
 
-    There are none with fewer than two sequences that have a summand.
+    Fewer than two sequences with a summand have no interval.
     """
     require_seed(seed)
     counted = counts != 0

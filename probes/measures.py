@@ -1,6 +1,6 @@
 """The one list of what is measured beside the probes: which table each gives, and who measures it.
 
-A probe of `probes.registry` is mass on target cells; what stands here needs more than cells, or
+A probe of `probes.registry` is mass on target cells; the measures here need more than cells, or
 something else. docs/probes.md is written from this list and from the docstrings of the functions,
 which have the paragraphs Range, Source and Caveat. No torch is imported: docstrings are read from
 the files.

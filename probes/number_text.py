@@ -18,7 +18,7 @@ LARGEST_LOSS = math.log(1e9)
 
 
 def is_missing(value: float | None) -> bool:
-    """Tell whether a number has no meaning: None in plain data, NaN in a DataFrame."""
+    """Return whether a number has no meaning: None in plain data, NaN in a DataFrame."""
     return value is None or math.isnan(value)
 
 
@@ -98,7 +98,7 @@ def points(value: float | None) -> str:
 def interval(
     low: float | None, high: float | None, write: Callable[[float], str] = decimals
 ) -> str:
-    """Write an interval, each end as `write` has it; a dash where there is none.
+    """Write an interval, each end as `write` has it; a dash if there is no interval.
 
     >>> interval(0.981, 0.987), interval(-0.5, 1.0, change), interval(None, None)
     ('0.98 to 0.99', '-0.5000 to +1.0000', '-')

@@ -22,10 +22,10 @@ class Example:
     """A head to plant that a probe scores near 1, and what it is shown on."""
 
     kind: str
-    """A kind of `probes.planted.heads`; or, of a head that looks at places alone, module:function
-    (n_ctx) that gives the key of every row."""
+    """A kind of `probes.planted.heads`; or, for a head that attends by position alone, the
+    module:function (n_ctx) that gives the key of every row."""
     distance: int = 0
-    """By how many tokens it looks aside, for the kinds offset, pointer and reversal."""
+    """By how many tokens its target is shifted, for the kinds offset, pointer and reversal."""
     on: Literal["word", "blocks"] = "word"
     """A word and its reversal, or a block of different symbols twice."""
 
@@ -43,7 +43,7 @@ class ProbeEntry:
     head_kind: str
     """What a head with a high score is called."""
     target: str
-    """What such a head looks at, to follow "puts its attention on"."""
+    """What such a head attends to, to follow "puts its attention on"."""
     formula: str
     """The score in plain text: A is the attention matrix, q a row of it and k a key."""
     rows: str
@@ -72,7 +72,7 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry(
         name="sources",
         title="Task sources",
-        summary="Looks at the symbol that is the answer; for reversal, the anti-diagonal.",
+        summary="Attends to the symbol that is the answer; for reversal, the anti-diagonal.",
         head_kind="source head",
         target="the position that holds the answer",
         formula="mean over p of the sum of A[p, s] over the sources s of row p's answer",
@@ -121,7 +121,7 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry(
         name="previous",
         title="Previous token",
-        summary="Looks at the token just before.",
+        summary="Attends to the token just before.",
         head_kind="previous-token head",
         target="the token just before",
         formula="mean over q of A[q, q - 1]",
@@ -134,7 +134,7 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry(
         name="current",
         title="Current token",
-        summary="Looks at the token itself.",
+        summary="Attends to the token itself.",
         head_kind="current-token head",
         target="the token itself",
         formula="mean over q of A[q, q]",
@@ -153,20 +153,20 @@ PROBES: tuple[ProbeEntry, ...] = (
         formula="mean over q of A[q, 0]",
         rows="rows from 1 on; key: 0",
         source="Gu et al. 2025, When attention sink emerges in language models",
-        caveat="Often a head at rest: what it reads there may be next to nothing.",
+        caveat="Often a head at rest: the value it reads there may be close to zero.",
         where="probes.attention.targets:first_token",
         example=Example(kind="first"),
     ),
     ProbeEntry(
         name="duplicate",
         title="Duplicate token",
-        summary="Looks at earlier copies of the same token.",
+        summary="Attends to earlier copies of the same token.",
         head_kind="duplicate-token head",
         target="earlier copies of the same token",
         formula="mean over q of the sum of A[q, k] over k < q with x_k = x_q",
         rows="rows whose token stood before (BOS and SEP do not count); keys: all earlier copies",
         source="Wang et al. 2023, Interpretability in the wild",
-        caveat="In natural text common words repeat; type heads on random tokens.",
+        caveat="Common words repeat in natural text, so classify heads on random tokens.",
         where="probes.attention.targets:duplicate_token",
         example=Example(kind="duplicate", on="blocks"),
         rung="0: the earlier copy itself",
@@ -174,14 +174,14 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry(
         name="induction",
         title="Induction",
-        summary="Looks at what followed the same token earlier.",
+        summary="Attends to what followed the same token earlier.",
         head_kind="induction head",
         target="what followed the same token earlier",
         formula="mean over q of the sum of A[q, k + 1] over k < q with x_k = x_q",
         rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
         "after each earlier copy",
         source="Olsson et al. 2022, In-context learning and induction heads",
-        caveat="Prefix matching only: the full definition also asks that the head copies.",
+        caveat="Measures prefix matching only; the full definition also requires copying.",
         where="probes.attention.targets:induction",
         example=Example(kind="induction", on="blocks"),
         rung="+1: the token after the earlier copy",
@@ -189,16 +189,16 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry(
         name="preceder",
         title="Preceder",
-        summary="Looks at what stood before the same token earlier.",
+        summary="Attends to what preceded the same token earlier.",
         head_kind="preceder head",
-        target="what stood before the same token earlier",
+        target="what preceded the same token earlier",
         formula="mean over q of the sum of A[q, k - 1] over k < q with x_k = x_q",
         rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
         "before each earlier copy, unless BOS or SEP stands there",
         source="Olsson et al. 2022, whose appendix words prefix matching this way; their code and "
         "ours call the token after the copy induction",
-        caveat="One key before the duplicate and two before the induction target: read the three "
-        "side by side.",
+        caveat="The target is one key before the duplicate target and two before the induction "
+        "target; compare all three.",
         where="probes.attention.targets:preceder",
         example=Example(kind="pointer", distance=-1, on="blocks"),
         rung="-1: the token before the earlier copy",
@@ -231,7 +231,7 @@ def get_probe(name: str) -> ProbeEntry:
 
 
 def choose_probes(names: Iterable[str] | None, *, has_sources: bool) -> tuple[ProbeEntry, ...]:
-    """Return the entries to run: those asked for, or all that the input allows.
+    """Return the entries to run: those requested, or all that the input allows.
 
     Raises:
         ValueError: A name is unknown, given twice, or needs sources that the input does not have.

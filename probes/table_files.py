@@ -33,7 +33,7 @@ def write_whole(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write files that belong together into a new or empty folder, all or none.
 
     Raises:
-        ValueError: The folder holds something: tables of two measurements must not mix.
+        ValueError: The folder is not empty: tables of two measurements must not mix.
         OSError: The place cannot be written or is full.
     """
     with one_clear_error(folder), made_folder(folder):

@@ -1,1 +1,1 @@
-"""Where heads look."""
+"""Where heads attend."""

@@ -1,6 +1,6 @@
 """How differently two heads attend: the Jensen-Shannon distance of their rows.
 
-Heads whose distance is near 0 look at the same keys and can stand in for each other. Every pair
+Heads whose distance is near 0 attend to the same keys and can stand in for each other. Every pair
 needs whole rows of both heads, so rows are built a few at a time, of all heads together.
 """
 

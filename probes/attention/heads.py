@@ -51,7 +51,7 @@ class HeadMasses:
     chance: Float64[np.ndarray, " batch"]
     """The mass of a head that spreads evenly."""
     control: Float64[np.ndarray, "batch column"] | None = None
-    """Mass on the same cells of the control tokens; None: there are none."""
+    """Mass on the same cells of the control tokens; None: no control."""
 
 
 def score_heads(
@@ -81,11 +81,11 @@ def score_heads(
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch, or plain tokens (then probes of the task's sources are left
-            out, and an error if asked for).
+            out, and an error if they are requested).
         probes: Names from `probes.registry`; None: all that the input allows.
-        special_ids: Ids that are no words, such as BOS and SEP: equal ones are no duplicates, and
-            looking back at one that stands first is no previous-token head. None: ids 0 and 1 of a
-            task's batch; of plain tokens BOS, EOS and PAD of the model's tokenizer, or none.
+        special_ids: Special token ids, such as BOS and SEP. They never count as duplicates, and
+            attention to one at the first position does not count for a previous-token head. None:
+            ids 0 and 1 for a task's batch; for plain tokens, the tokenizer's BOS, EOS and PAD.
         attention_mask: True (or 1) at real tokens. Padding is scored neither as row nor as key, and
             "first" means the first real token. None: all are real.
         control: Other tokens of the same shape, such as `control` of `repeated_pair` (see
@@ -148,13 +148,13 @@ def head_masses(
 
 
 def joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
-    """Return the parts one below the other, or None where there are none."""
+    """Return the parts one below the other, or None if there are no parts."""
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if known else None
 
 
 def check_control(control: Any, tokens: Tokens) -> None:
-    """Raise ValueError unless control tokens stand where the tokens do."""
+    """Raise ValueError unless control tokens have the shape and special ids of the tokens."""
     got = require_tokens(control)
     if got.shape != tokens.shape:
         raise ValueError(

@@ -31,7 +31,7 @@ from probes.schemas.heads import SPECTRUM
 from probes.tables import make_table
 
 LONGEST_OFFSET = 64
-"""Longest distance that is measured unless one is asked for."""
+"""Longest distance that is measured by default."""
 SHORTEST_BLOCK = 128
 """Rows that are read at once, at least: shorter blocks cost more calls than they save cells."""
 
@@ -107,10 +107,10 @@ def spectrum_table(
 
 
 def longest_offset(n_pos: int, max_offset: int | None) -> int:
-    """Return the longest distance to measure on sequences of so many positions.
+    """Return the longest distance to measure on sequences of this many positions.
 
     Raises:
-        ValueError: The one asked for is longer than a sequence.
+        ValueError: The requested distance is longer than a sequence.
     """
     if max_offset is None:
         return min(LONGEST_OFFSET, n_pos // 2)
@@ -119,7 +119,7 @@ def longest_offset(n_pos: int, max_offset: int | None) -> int:
 
 
 def spectrum_rows(x: ProbeInput, n_offsets: int) -> Bool[Tensor, "batch pos"]:
-    """Return the rows on which so many offsets (0 among them) are compared."""
+    """Return the rows on which this many offsets (0 among them) are compared."""
     first_is_special = is_special(x.tokens.gather(1, x.first_real()), x.special_ids)
     plain, special = (x.later_rows(max(0, n_offsets - 2 + more)) for more in (0, 1))
     return special.where(first_is_special, plain)

@@ -1,4 +1,4 @@
-"""Which cells of the attention matrix each probe looks at.
+"""Which cells of the attention matrix each probe counts.
 
 One function a probe: it turns tokens (and, for a task, the sources of its answers) into the cells
 that count. Nothing here runs a model. Positions are 0-based; PROBES of `probes.registry` says in
@@ -45,7 +45,7 @@ class ProbeInput:
         return (count if self.causal else count[:, -1:]) * self.real
 
     def later_rows(self, after: int = 0) -> Bool[Tensor, "batch pos"]:
-        """Return the real rows more than so many positions after the first real one."""
+        """Return the real rows more than this many positions after the first real one."""
         batch, n_pos = self.tokens.shape
         rows = torch.arange(n_pos, device=self.tokens.device).expand(batch, -1)
         later = rows > self.first_real() + after

@@ -1,6 +1,6 @@
 """A training as a film: the scores of all heads at many of its steps, and where each head sets in.
 
-Every frame looks at the same sequences and the same cells, so that what changes is the model. How a
+Every frame reads the same sequences and the same cells, so that what changes is the model. How a
 film is kept in the folder of a run that is still trained is `probes.film.writer`'s.
 """
 
@@ -238,7 +238,7 @@ def film_checkpoints(
     Raises:
         ValueError: The run has no checkpoint, one is damaged, or a probe is unknown.
     """
-    run.checkpoint()  # says that there is none
+    run.checkpoint()  # raises if there is no checkpoint
     camera = camera_of(run.config, sequences=sequences, probes=probes, device=device)
     frames: list[str] = []
     facts: dict[str, Any] = {}

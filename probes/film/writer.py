@@ -2,7 +2,7 @@
 
 In the folder, `film.json` says what is filmed, from the first moment on, and `film.csv` grows by a
 frame every few steps. When the run is complete both are sealed, with `film.parquet` beside them. A
-run that was killed and resumed ends with the bytes of one that was not. What a frame is stands in
+run that was killed and resumed ends with the bytes of one that was not. Frames are defined in
 `probes.film.frames`.
 """
 
@@ -51,7 +51,7 @@ class FilmSettings:
     every: int
     """Steps between frames; step 0 and the last step always have one."""
     sequences: int = FILM_SEQUENCES
-    """Unseen sequences that every frame looks at."""
+    """Unseen sequences that every frame reads."""
     probes: tuple[str, ...] = dataclasses.field(default_factory=probe_names)
     """Names of the probes."""
 
@@ -91,7 +91,7 @@ def settings_of(run_dir: Path) -> FilmSettings | None:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{SETTINGS} must say what is filmed, got {quoted(str(error))} in {str(run_dir)!r}; "
-            "restore it from a copy, or remove it to go on without a film"
+            "restore it from a copy, or remove it to continue without a film"
         ) from None
 
 
@@ -134,14 +134,14 @@ class FilmWriter:
 
     @property
     def lost(self) -> list[int]:
-        """The steps so far that should have a frame and have none, as no checkpoint is left."""
+        """The steps so far that should have a frame but have no checkpoint to take it from."""
         last = max(self.frames, default=-1)
         return [step for step in self.due if step < last and step not in self.frames]
 
     def see(self, record: StepRecord) -> None:
         """Take a frame of the model if one is due after this step.
 
-        The first record says where training begins or goes on: frames of later steps are dropped,
+        The first record says where training begins or resumes: frames of later steps are dropped,
         because the model was taken back, and those that a killed process did not come to are taken
         from the checkpoints.
         """
@@ -202,7 +202,7 @@ class FilmWriter:
         return HEADER + "".join(self.frames.values())
 
     def _kept(self, run_dir: Path, start: int) -> dict[int, str]:
-        """Return the whole frames of the folder up to the step that training goes on from."""
+        """Return the whole frames of the folder up to the step that training resumes from."""
         if not is_file_within(run_dir / FRAMES, run_dir):
             return {}
         found = read_frames(run_dir / FRAMES, self.config, self.settings)

@@ -1,8 +1,8 @@
 """The labels' own report card: how often they are right on heads that are known.
 
 `measure_card` labels planted models and models with random weights, by `probes.labels` and by the
-two rivals, and grades all three on the same heads. The cuts of `probes.labels` were chosen on the
-models of `TUNING_SEEDS`; the card is measured on those of `CARD_SEEDS`, which nobody tuned on.
+two rivals, and grades all three on the same heads. The thresholds of `probes.labels` were chosen on
+the models of `TUNING_SEEDS`; the card is measured on those of `CARD_SEEDS`, which nobody tuned on.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ SEQUENCES = 64
 """Sequences of each kind that every labeler sees."""
 OURS, DETECTOR, MEANS = "headlab", "detect_head at 0.4", "bare means at 0.4"
 RANDOM_SEED = -1
-"""What stands in the place of a seed for models with random weights."""
+"""What replaces the seed for models with random weights."""
 
 KNOWN = ("truth", "variant", "beta", "silent", "redundant_with", "parts")
 """Columns of the table of planted heads that go into that of graded ones."""

@@ -18,7 +18,7 @@ from probes.schemas.columns import Schema
 from probes.tables import make_table
 
 BY_TASK = {own.name: own.looks == "task" for own in HEAD_CLASSES}
-"""The classes of heads, and whether they look at the sources of a task, which is reversal here."""
+"""The classes of heads, and whether each depends on the task, which is reversal here."""
 CLASSES = (
     *(shown_label(name, "reversal") for name in sorted(BY_TASK, key=lambda name: BY_TASK[name])),
     "uniform",
@@ -155,7 +155,7 @@ def one_class(
 
 
 def mean_of_known(column: Float[np.ndarray, " class"]) -> float:
-    """Return the mean of the numbers there are; NaN where there is none."""
+    """Return the mean of the known numbers; NaN if all are NaN."""
     known = column[~np.isnan(column)]
     return float(known.mean()) if len(known) else np.nan
 
@@ -266,14 +266,14 @@ def flags(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_flag(is_it: pd.Series, said: pd.Series, *, precise: bool) -> tuple[int, float, float]:
-    """Return how many heads are so, and precision (if asked for) and recall of what was said."""
+    """Return how many heads are so, and precision (if `precise`) and recall of what was said."""
     right, answered, there = int((is_it & said).sum()), int(said.sum()), int(is_it.sum())
     precision = right / answered if precise and answered else float("nan")
     return there, precision, right / there if there else float("nan")
 
 
 def close_parts(own: str, said: str) -> bool:
-    """Tell whether all parts of a mixture are reported, each with about its share.
+    """Return whether all parts of a mixture are reported, each with about its share.
 
     >>> close_parts("previous 0.52 + first 0.48", "first 0.49 + previous 0.51")
     True

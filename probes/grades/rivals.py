@@ -1,7 +1,8 @@
 """How others name heads: TransformerLens's detector, and the bare means that courses teach.
 
-Both cut a mean of attention at 0.4, without a chance level, a control, an interval or a rival. They
-are here to be graded beside `probes.labels.head_labels`, on the same models and sequences.
+Both threshold a mean of attention at 0.4, without a chance level, a control, an interval or a
+rival. They are here to be graded beside `probes.labels.head_labels`, on the same
+models and sequences.
 """
 
 from collections.abc import Mapping
@@ -73,7 +74,7 @@ def bare_means(model: HookedGPT, batch: Batch, pair: PairedInput) -> Scores:
 
 
 def customary_label(scores: Mapping[str, float]) -> str:
-    """Return the class of the largest score if that reaches the customary cut, else none.
+    """Return the class of the largest score if that reaches the customary threshold, else none.
 
     >>> customary_label({"previous": 0.45, "current": 0.6}), customary_label({"previous": 0.3})
     ('current', 'none')
@@ -91,5 +92,5 @@ def patterns(
 
 
 def is_pattern(name: str) -> bool:
-    """Tell whether a hook point holds an attention matrix."""
+    """Return whether a hook point holds an attention matrix."""
     return name.endswith("hook_pattern")

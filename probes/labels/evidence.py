@@ -1,4 +1,4 @@
-"""What is measured of every head before it is labelled, sequence by sequence.
+"""The measurements that labels rest on, of every head and sequence.
 
 One forward pass over the input gives what depends on positions (previous, current, first, a task's
 sources, distances, entropy); one over repeated blocks and one over their control give what depends
@@ -54,17 +54,17 @@ class ClassMass:
     chance: Float64[np.ndarray, " batch"]
     """The mass of a head that spreads evenly."""
     effect: PerSequence
-    """What meets the cut: mass, of content less its control."""
+    """What is compared with the threshold: mass; for content classes, mass less its control."""
 
     def mean(self, totals: PerSequence) -> PerHead:
-        """Return totals as a mean over all scored rows; NaN where there is none."""
+        """Return totals as a mean over all scored rows; NaN if there are no such rows."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return totals.sum(axis=0) / self.n_rows.sum()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """All that labels are made of."""
+    """All measurements that labels rest on."""
 
     heads: tuple[tuple[int, int], ...]
     """(layer, head) of each column."""
@@ -109,7 +109,7 @@ def gather_evidence(
         x: Where positions, sources, distances and entropy are measured.
         pair: Where content is; None: the model has no room for repeated blocks.
         on_pair: Whether x holds the pair's own tokens, so that one pass does for both.
-        source_control: x with other answers; None: there are none.
+        source_control: x with other answers; None: no control.
     """
     n_offsets = 1 + longest_offset(x.tokens.shape[1], None)
     if on_pair and pair is not None:
@@ -270,7 +270,7 @@ def normalised_entropies(sums: np.ndarray) -> tuple[PerHead, PerHead]:
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> PerHead:
-    """Return the mean over the last axis; NaN where no weight is left."""
+    """Return the mean over the last axis; NaN if all weights are 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(weights > 0.0, values * weights, 0.0).sum(axis=-1) / weights.sum(axis=-1)
 
@@ -278,8 +278,8 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> PerHead:
 def written_shares(heads: Heads, found: Measures) -> tuple[PerHead, PerHead]:
     """Return the sink's share of each head's output, and the output as share of its layer's median.
 
-    A head that writes nothing at all has the share 0, whatever its layer writes; where no row
-    stands behind the first key, what heads write is unknown, and NaN.
+    A head that writes nothing at all has the share 0, whatever its layer writes; if no row
+    follows the first key, what heads write is unknown, and NaN.
     """
     sink, output = (found[name].sum(axis=0) for name in ("sink norm", "output norm"))
     layers = np.array([layer for layer, _ in heads])

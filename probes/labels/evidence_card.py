@@ -32,7 +32,7 @@ def card_title(row: Row, task: str | None = None) -> str:
 
 
 def card_facts(row: Row) -> list[tuple[str, str]]:
-    """Return the numbers behind a label, by name, in the order in which they are asked for."""
+    """Return the numbers behind a label, by name, in the order in which they are shown."""
     probe = row["probe"]
     facts = [
         (f"score as {probe}", number(row["score"], "no row was scored")),
@@ -52,12 +52,12 @@ def card_facts(row: Row) -> list[tuple[str, str]]:
         facts.append(("stripes early / on time / +1 / +2", late))
     return [
         *facts,
-        ("looks most there in", share(row["argmax_share"], "of the rows")),
+        ("largest attention there in", share(row["argmax_share"], "of the rows")),
         ("attention on the first key", sink(row)),
         (
             "entropy, 1 is even",
             f"{number(row['entropy_normalised'])}, "
-            f"{number(row['sink_free_normalised'], 'nothing is left')} without the first key",
+            f"{number(row['sink_free_normalised'], 'no other key')} without the first key",
         ),
         (
             "OV eigenvalue score (-1 .. 1)",
@@ -101,20 +101,20 @@ def several(row: Row, *names: str) -> str:
 def missing_control(probe: str) -> str:
     """Say why there is no control."""
     own = CLASSES_BY_NAME.get(probe)
-    return "looks at a position" if own is not None and own.looks == "place" else "not measured"
+    return "attends to a position" if own is not None and own.looks == "place" else "not measured"
 
 
 def test_of(row: Row) -> str:
     """Write the three values of the paired test, or that there was none."""
     if row["q_value"] is None:
-        return "n/a (nothing to exchange, or no spread between sequences)"
+        return "n/a (no control, or no variation between sequences)"
     name, lead = row["tested"], row["probe"]
     # A head that is no head of content shows the test that came out clearest.
-    other = "" if name == lead else f" ({lead} is not tested: of content, this is clearest)"
+    other = "" if name == lead else f" ({lead} has no test; this is the clearest content class)"
     q, p, p_max_t = (significant(row[value], 2) for value in ("q_value", "p_value", "p_max_t"))
     return (
-        f"as {name}{other}: q {q}, p {p}, max-T p {p_max_t}; small values say that an effect is no "
-        "luck, not that it is large"
+        f"as {name}{other}: q {q}, p {p}, max-T p {p_max_t}; small values mean that the effect is "
+        "not chance; they do not mean that it is large"
     )
 
 

@@ -77,10 +77,10 @@ def label_heads(
 
     label is one of previous, current, first, sources (of a task's answers; in reversal the
     anti-diagonal), duplicate, preceder, induction; or uniform, broad, mixed, none. A class is the
-    label only where the lower end of its 95 % interval clears a cut (also once corrected for
-    chance), where it is no luck (sign flips over sequences against the paired control, q < 0.05,
-    of the classes that have one), where the cells beside its own have half as much at most, and
-    where no other class is nearer than 0.1. silent and redundant_with are flags beside the label.
+    label only if the lower end of its 95 % interval is above a threshold (also after correction
+    for chance), the effect is significant (sign flips over sequences against the paired control,
+    q < 0.05, for classes with a control), the neighbouring cells have at most half as much, and
+    every other class is at least 0.1 behind. silent and redundant_with are flags beside the label.
     With fewer than 8 sequences, or without any spread, there is no test, and p and q are NaN.
     `label_study` takes blocks and thresholds of your own, and returns the evidence too.
 
@@ -92,9 +92,10 @@ def label_heads(
     Args:
         model: A HookedGPT or any TransformerLens model.
         batch_or_tokens: A task's batch or plain tokens, which show previous, current, first and a
-            task's sources; duplicate, preceder and induction are always asked of repeated blocks.
-            None: everything is.
-        attention_mask: True (or 1) at real tokens of the input. None: all are.
+            task's sources; duplicate, preceder and induction are always measured on repeated
+            blocks.
+            None: all classes are.
+        attention_mask: True (or 1) at real tokens of the input. None: all tokens are real.
         special_ids: Ids of BOS and SEP; None: as in `score_heads`.
         sequences: Repeated blocks that are drawn.
         seed: Seed of the blocks, of the bootstrap and of the sign flips.
@@ -190,7 +191,7 @@ def study_of(
 
 
 def require_numbers(evidence: Evidence) -> None:
-    """Refuse attention that is no number: every row that is scored has keys to look at.
+    """Reject NaN attention: every scored row has visible keys.
 
     Raises:
         ValueError: Some head's attention is NaN.

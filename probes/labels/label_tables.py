@@ -159,7 +159,7 @@ def rows_of_labels(
 def tested_class(summaries: Mapping[str, ClassSummary], lead: str, column: int) -> str:
     """Return the class whose p-values a head shows: that of its numbers, else the most significant.
 
-    Of equal p-values, as of the smallest that the flips can give, the larger effect's.
+    The larger effect decides between equal p-values (the smallest one is limited by the flips).
     """
     if lead in CONTENT:
         return lead

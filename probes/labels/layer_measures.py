@@ -84,7 +84,7 @@ class InputCells:
     """The cells of a slice, and the rows that have one."""
 
     targets: Mapping[str, Targets]
-    """Of the classes of position, of the sources and of their stripes."""
+    """Targets of the position classes, the sources and their stripes."""
     scored: Mapping[str, Bool[Tensor, "batch 1 pos"]]
     """Rows with a target, on the CPU."""
 

@@ -65,7 +65,7 @@ def of_class(row: Row, decision: Decision, cuts: Cuts) -> str:
 
 
 def copies(eigenvalue: float, cuts: Cuts) -> str:
-    """Say what the OV eigenvalue score alone may claim: nothing between the cuts.
+    """Say what the OV eigenvalue score alone may claim: nothing between the thresholds.
 
     >>> copies(0.9, Cuts()), copies(0.01, Cuts())
     ('its weights copy (OV eigenvalue score +0.90)', 'OV eigenvalue score +0.01')
@@ -99,11 +99,11 @@ def asides(row: Row) -> list[str]:
     """Return what else a reader should know of the head."""
     found = []
     if row["silent"]:
-        found.append("It writes next to nothing.")
+        found.append("Its output is close to zero.")
     if 1 < row["n_sequences"] < FEW_SEQUENCES:
         found.append(f"Only {row['n_sequences']} sequences: the interval is rough.")
     if row["label"] in CONTENT and math.isnan(row["q_value"]):
-        found.append("All sequences agree or are too few: exact, no test.")
+        found.append("No significance test: the sequences all agree, or there are too few.")
     return found
 
 
@@ -115,6 +115,6 @@ def mixture_text(decision: Decision) -> str:
 
 
 def mixture_rows(decision: Decision) -> str:
-    """Say on which rows the first key counts as a part; empty: it is none."""
+    """Say on which rows the first key counts as a part; empty if it does not."""
     other = next((name for name, _ in decision.parts if name != "first"), "")
     return f" (first on the rows of {other})" * ("first" in dict(decision.parts) and bool(other))

@@ -29,7 +29,7 @@ class Cuts:
     sources_weak: float = 0.25
     """The same for a task's sources."""
     kappa_share: float = 0.5
-    """Share of the cut that the lower end has to clear once corrected for chance: in short
+    """Share of the threshold that the chance-corrected lower end must exceed: in short
     sequences chance alone is high."""
     margin: float = 0.1
     """How far the label's class is ahead of the next one."""
@@ -63,7 +63,7 @@ class Cuts:
             require(weak <= strong, f"{name}weak", f"at most {name}strong = {strong}", weak)
 
     def of(self, name: str, strength: str) -> float:
-        """Return the cut of a class: strong or weak."""
+        """Return the threshold of a class: strong or weak."""
         of_task = CLASSES_BY_NAME[name].looks == "task"
         return getattr(self, f"sources_{strength}" if of_task else strength)
 
@@ -84,7 +84,7 @@ class ClassNumbers:
     """One head's numbers for one class."""
 
     effect: float
-    """What meets the cut, mean over rows."""
+    """What is compared with the threshold, mean over rows."""
     low: float
     """Lower end of its interval; NaN with fewer than two sequences."""
     chance: float
@@ -120,7 +120,7 @@ class HeadNumbers:
     entropy_normalised: float
     sink_free_normalised: float
     overlap: Mapping[str, float]
-    """Share of the task's rows whose source a class of content looks at too."""
+    """Share of the task's rows whose source a class of content attends to too."""
     first_elsewhere: float
     """Share of the rows with less than 0.1 on the first key."""
 
@@ -130,7 +130,7 @@ class Check:
     """How far a class gets with one head."""
 
     cut: str
-    """strong, weak, or empty: the cut that the lower end clears."""
+    """strong, weak, or empty: the threshold that the lower end exceeds."""
     why_not: str
     """The first condition that fails; empty: none does."""
 
@@ -226,19 +226,20 @@ def cleared(name: str, own: ClassNumbers, cuts: Cuts) -> Check:
         least = cuts.kappa_share * least
         return Check(
             cut="",
-            why_not=f"chance alone gives {own.chance:.2f}: corrected for it, its lower end "
-            f"{apart(own.kappa_low, least)} is below {least:g}",
+            why_not=f"chance gives {own.chance:.2f}; the lower end of the chance-corrected "
+            f"interval, {apart(own.kappa_low, least)}, is below {least:g}",
         )
     if own.q_value >= cuts.false_discovery:
         return Check(
             cut=cut,
-            why_not=f"it may be luck, q = {own.q_value:.2g} is not below {cuts.false_discovery:g}",
+            why_not=f"it may be chance: q = {own.q_value:.2g} is not below "
+            f"{cuts.false_discovery:g}",
         )
     return Check(cut=cut, why_not="")
 
 
 def wrong_shape(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
-    """Return what is wrong with a class's neighbourhood; empty: nothing."""
+    """Return why the neighbouring cells disqualify a class; empty if they do not."""
     if name in DISTANCES:
         return smeared(name, head, valid, cuts)
     if name in LADDER:
@@ -252,7 +253,7 @@ def looks_elsewhere(head: HeadNumbers, cuts: Cuts) -> str:
     most = cuts.elsewhere_share
     if head.first_elsewhere > most:
         return (
-            f"a share of {apart(head.first_elsewhere, most)} of its rows looks elsewhere (less "
+            f"a share of {apart(head.first_elsewhere, most)} of its rows attends elsewhere (less "
             f"than {ELSEWHERE_BELOW:g} on the first key), more than {most:g}"
         )
     return ""
@@ -279,7 +280,7 @@ def beside_step(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> st
 
 
 def apart(value: float, cut: float) -> str:
-    """Write a number with two digits, or as many as tell it from a cut.
+    """Write a number with two digits, or as many as distinguish it from a threshold.
 
     >>> apart(0.1234, 0.2), apart(0.1996, 0.2), apart(-0.001, 0.2)
     ('0.12', '0.1996', '0.00')
@@ -301,7 +302,7 @@ def smeared(name: str, head: HeadNumbers, valid: set[str], cuts: Cuts) -> str:
     """Return how a diagonal's neighbours spoil it; empty: they do not.
 
     The highest of the other distances must be half as high at most, and the two neighbours
-    together lower by the margin: a diagonal that is smeared over three cells is none.
+    together lower by the margin: a diagonal that is smeared over three cells does not count.
     """
     own = DISTANCES[name]
     spectrum = dict(enumerate(head.spectrum))
@@ -389,7 +390,7 @@ def largest_first(parts: Iterable[tuple[str, float]]) -> tuple[tuple[str, float]
 
 
 def nearest_class(head: HeadNumbers, cuts: Cuts) -> str:
-    """Return the class that comes nearest to its cut; empty: none was measured."""
+    """Return the class nearest to its threshold; empty if no class was measured."""
     near = {
         name: own.kappa / cuts.of(name, "weak")
         for name, own in head.classes.items()
@@ -399,7 +400,7 @@ def nearest_class(head: HeadNumbers, cuts: Cuts) -> str:
 
 
 def spread_label(head: HeadNumbers, cuts: Cuts) -> str:
-    """Return what a head is called that is in no class: uniform, broad or none."""
+    """Return the label of a head without a class: uniform, broad or none."""
     kappas = [own.kappa for own in head.classes.values() if not math.isnan(own.kappa)]
     even = head.sink_free_normalised >= cuts.uniform_entropy
     if even and kappas and max(kappas) < cuts.uniform_kappa:

@@ -1,7 +1,7 @@
-"""Is an effect more than luck: sign flips shared by all heads, and corrections for many of them.
+"""Significance of effects: sign flips shared by all heads, and corrections for many of them.
 
 Each sequence gives one difference, mass on the targets less mass in the control. Without an effect
-its sign is a coin: flipping the signs of whole sequences, the same for all heads, shows what luck
+its sign is a coin: flipping the signs of whole sequences, the same for all heads, shows what chance
 does to every head at once, with the dependence between them (Westfall and Young 1993; Benjamini and
 Hochberg 1995). What a significant effect means for a label: `probes.labels.head_labels`.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 
 EXACT_UP_TO = 16
-"""Up to so many sequences all 2^n sign patterns are used."""
+"""Up to this number of sequences, all 2^n sign patterns are used."""
 FEWEST = 8
 """With fewer sequences no p-value can be small: no test."""
 FLIPS = 10_000
@@ -36,7 +36,7 @@ class FlipTest:
     p_value: PerTest
     """Two-sided p of each test alone, on the mean difference."""
     p_max_t: PerTest
-    """Two-sided p of each test among all: how often the largest |t| of all is as large by luck."""
+    """Two-sided p of each test among all: how often chance makes the largest |t| as large."""
     q_value: PerTest
     """Benjamini-Hochberg on p_value: the false discovery rate at which the test is a discovery."""
     n_flips: int

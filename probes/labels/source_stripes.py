@@ -16,7 +16,7 @@ STRIPES: Mapping[str, int] = {"stripe_early": -1, "stripe_plus_1": 1, "stripe_pl
 
 
 def source_overlap(x: ProbeInput, classes: Iterable[str]) -> dict[str, float]:
-    """Return the share of the rows with a source in which a class of content looks there too.
+    """Return the share of the rows with a source in which a class of content attends there too.
 
     In the copy task that is the induction head, in all rows but the first; in reversal the
     preceder. NaN without a row that has a source.

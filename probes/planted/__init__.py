@@ -1,8 +1,8 @@
 """Models whose heads are known by construction: what every probe must find, and must not find.
 
-`plant` builds one by hand; `probes.planted.cohort` draws many. How they are made is told in
-`heads` (what a head looks at), `codes` (one-hot codes and maps between them), `building` (weights)
-and `patterns` (the attention that must come out).
+`plant` builds one by hand; `probes.planted.cohort` draws many. They are made in
+`heads` (what a head attends to), `one_hot_codes` (codes and maps between them), `planted_models`
+(weights) and `patterns` (the expected attention).
 """
 
 from probes.planted.heads import PlantedHead

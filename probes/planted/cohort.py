@@ -1,6 +1,6 @@
 """Many planted models: a fixed draw for every seed, of all kinds, hard variants and architectures.
 
-A labeler's cuts are chosen on the models of TUNING_SEEDS, and reported on those of CARD_SEEDS.
+A labeler's thresholds are chosen on models of TUNING_SEEDS, and graded on those of CARD_SEEDS.
 Every seed gives two models of two layers with eight heads each; kinds follow each other as in a
 pack of cards, so that any hundred seeds have about equally many of each. A class that no pack has
 comes in a third model, so that the heads of the others stay as they were drawn.
@@ -26,14 +26,14 @@ from probes.planted.planted_models import Norm, Planted, plant
 from probes.registry import get_probe
 
 TUNING_SEEDS = range(100)
-"""Seeds of the models that cuts may be chosen on."""
+"""Seeds of the models that thresholds may be chosen on."""
 CARD_SEEDS = range(100, 200)
 """Seeds of the models that labels are graded on."""
 MODELS_A_SEED = 2
 N_LAYERS, N_HEADS = 2, 8
 """Sizes of every model here."""
 ROTARY_EVERY = 5
-"""One model in so many has rotary positions."""
+"""One model in this number has rotary positions."""
 GAINS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0)
 """Gains of heads that have a label."""
 SHARP_GAINS = GAINS[4:]
@@ -215,7 +215,7 @@ def cohort_plan(seed: int, number: int) -> Plan:
 
 
 def new_cards() -> tuple[Recipe, ...]:
-    """Return a card for each class that no pack has."""
+    """Return a card for each class that is missing from every pack."""
     known = {card.head.label for card in (*DECK, *LATER_DECK)}
     new = [c.name for c in HEAD_CLASSES if shown_label(c.name, "reversal") not in known]
     examples = [get_probe(name).example for name in new]

@@ -1,4 +1,4 @@
-"""Which heads can be planted: every kind, what a labeler must call it, and where its rows look.
+"""Which heads can be planted: every kind, what a labeler must call it, and where its rows attend.
 
 A head is described here as frozen data. How it becomes weights is in
 `probes.planted.one_hot_codes` and `probes.planted.planted_models`.
@@ -100,8 +100,8 @@ class PlantedHead:
     rest: Literal["first", "even"] = "first"
     """What a reversal head does in rows that answer nothing: rest on key 0, or spread evenly."""
     writes: Writes = "mark"
-    """mark: a constant of its own; tokens or places: what it looks at, for a later layer to read;
-    copy or anti_copy: what it looks at, for or against it in the logits; nothing: it is silent."""
+    """mark: a constant of its own; tokens or places: what it attends to, for a later layer to read;
+    copy or anti_copy: the same, for or against it in the logits; nothing: it is silent."""
     primary: int = 0
     """The head of layer 0 that a backup head stands in for."""
     seed: int = 0
@@ -157,7 +157,7 @@ class PlantedHead:
 
     @property
     def latest(self) -> bool:
-        """Whether a duplicate head looks at the latest copy alone: it tells one place."""
+        """Whether a duplicate head attends to the latest copy alone."""
         return self.kind == "duplicate" and self.writes == "places"
 
     @property
@@ -167,7 +167,7 @@ class PlantedHead:
 
 
 def place_scores(head: PlantedHead, n_ctx: int, word: int) -> PlaceScores:
-    """Return the scores of a head that looks at places alone: of every row for every key.
+    """Return the scores of a head that attends by position alone: of every row for every key.
 
     Args:
         head: The head.

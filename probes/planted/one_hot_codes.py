@@ -137,7 +137,7 @@ def query_map(head: PlantedHead, codes: Codes) -> Map:
 
 
 def key_map(codes: Codes) -> Map:
-    """Return what every key says of itself: its codes, and whether it stands first."""
+    """Return what every key says of itself: its codes, and whether it comes first."""
     W, b = empty_map(codes.stream, codes.key)
     stream, key = codes.stream, codes.key
     join(W, stream["token"], key["token"])
@@ -161,7 +161,7 @@ def value_map(codes: Codes) -> Map:
 
 
 def output_map(head: PlantedHead, mark: int, codes: Codes) -> Float64[Tensor, "value stream"]:
-    """Return what a head writes, given the values it looks at; `mark` is its own number."""
+    """Return what a head writes, given the values it attends to; `mark` is its own number."""
     W, _ = empty_map(codes.value, codes.stream)
     stream, value = codes.stream, codes.value
     if head.writes == "mark":
@@ -195,7 +195,7 @@ def steps_back(head: PlantedHead) -> int:
 
 
 def turned_query(back: int, beta: float) -> Float64[Tensor, " turns"]:
-    """Return a query that, turned at its place, wants the key so many steps back."""
+    """Return a query that, turned at its place, matches the key this many steps back."""
     angles, half = back * wheel_speeds(), ROTARY_WIDTH // 2
     query = torch.zeros(ROTARY_WIDTH, dtype=torch.float64)
     query[:ROTARY_PAIRS] = angles.cos()

@@ -1,7 +1,7 @@
 """Models whose heads are known, because their weights were written down: `plant`.
 
-What a head looks at and writes is `probes.planted.one_hot_codes`; here these maps become the
-weights of a HookedGPT, in a rotated basis if asked for, and exactly so under LayerNorm, RMSNorm,
+What a head attends to and writes is `probes.planted.one_hot_codes`; here these maps become the
+weights of a HookedGPT, in a rotated basis on request, and exactly so under LayerNorm, RMSNorm,
 grouped-query attention and rotary positions.
 """
 
@@ -53,7 +53,7 @@ class Planted:
     """A model, and what is known of its heads."""
 
     model: HookedGPT
-    """The model, in float64 unless asked for otherwise."""
+    """The model, in float64 by default."""
     layers: Layers
     """Its heads, layer by layer."""
     codes: Codes
@@ -126,7 +126,7 @@ def plant(
         word: n of the reversal task, whose sequences have 2n + 2 tokens.
         d_vocab: Number of token ids; ids 0 and 1 are BOS and SEP.
         n_ctx: Longest sequence; None: 2n + 2.
-        norm: What stands before attention and unembedding.
+        norm: The norm before attention and unembedding.
         rotary: Rotary positions in place of codes of places.
         kv_heads: Key and value heads, shared by equally many heads; None: one each.
         rotate: Seed of random rotations of the residual stream and of the heads' insides; None:

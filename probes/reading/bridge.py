@@ -1,8 +1,8 @@
 """TransformerLens's own models as probes see them: one forward pass that shows every pattern.
 
 A `TransformerBridge`, or any `HookedRootModule` with HookedTransformer's names, has hook points
-`blocks.i.attn.hook_pattern` and `hook_v`. A temporary hook on each shows them; whatever other hooks
-stand there act first, so that an edited pattern is read as it was edited.
+`blocks.i.attn.hook_pattern` and `hook_v`. A temporary hook on each shows them; other hooks on
+them act first, so that an edited pattern is read as it was edited.
 """
 
 import inspect
@@ -43,12 +43,12 @@ class HookPointModel(Protocol):
 
 
 def takes_observer(model: Any) -> bool:
-    """Tell whether the model itself shows each layer's reads, as HookedGPT does."""
+    """Return whether the model itself shows each layer's reads, as HookedGPT does."""
     return "observe" in inspect.signature(model.forward).parameters
 
 
 def bridge_setting(model: Any, name: str) -> Any:
-    """Return a value of a TransformerLens model's cfg; None: there is none."""
+    """Return a value of a TransformerLens model's cfg; None if it has no such value."""
     return getattr(getattr(model, "cfg", None), name, None)
 
 
@@ -56,7 +56,7 @@ def pattern_layers(model: Any) -> list[int]:
     """Return the layers of a TransformerLens model that have an attention pattern.
 
     Raises:
-        ValueError: There is none, or it is no model of TransformerLens.
+        ValueError: It has no such layer, or is not a model of TransformerLens.
     """
     if not isinstance(model, HookPointModel):
         raise ValueError(
@@ -139,7 +139,7 @@ def forward_arguments(model: Any, real: PositionMask | None) -> dict[str, Any]:
 
 
 def require_evaluation(model: Any) -> None:
-    """Refuse a model that would drop out parts of its patterns.
+    """Reject a model that would drop out parts of its patterns.
 
     Raises:
         ValueError: It is in training mode, with dropout.
@@ -160,7 +160,7 @@ def reading_mode(model: Any) -> AbstractContextManager[None]:
 
 
 def require_readable_tokens(model: Any, tokens: Tokens) -> None:
-    """Refuse token ids and lengths that the model, or a probe, cannot read.
+    """Reject token ids and lengths that the model, or a probe, cannot read.
 
     Raises:
         ValueError: A sequence is longer than the context, or than a window of attention (chance and
@@ -183,7 +183,7 @@ def require_readable_tokens(model: Any, tokens: Tokens) -> None:
 
 
 def require_pattern(layer: int, pattern: Tensor, tokens: Tokens) -> None:
-    """Refuse what a hook shows if it is no matrix of one layer's heads on these tokens.
+    """Reject what a hook shows unless it is a matrix of one layer's heads on these tokens.
 
     Raises:
         ValueError: It has another shape.

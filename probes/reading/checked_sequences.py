@@ -1,7 +1,7 @@
 """What one call reads a model on, checked once and then handed from function to function.
 
 A public function checks what it is given and makes `CheckedSequences`; the functions behind it take
-them as they are, and look at neither the sequences nor the weights again.
+them unchanged, and check neither the sequences nor the weights again.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class CheckedSequences:
     on_pair: bool
     """Whether x holds the repeated blocks of the pair."""
     other_answers: Tokens | None
-    """x with the answers of other sequences; None: it is no task's, or one sequence."""
+    """x with the answers of other sequences; None: no task, or only one sequence."""
 
     @property
     def control(self) -> Tokens | None:
@@ -46,7 +46,7 @@ def check_sequences(
     """Check the sequences that a model is read on, and draw repeated blocks.
 
     Args:
-        model: The model; its weights are not looked at.
+        model: The model; its weights are not read.
         batch_or_tokens: A task's batch or plain tokens; None: the repeated blocks themselves.
         attention_mask: True (or 1) at real tokens of the sequences. None: all are real.
         special_ids: Ids of BOS and SEP; None: as in `score_heads`.

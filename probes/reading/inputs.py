@@ -28,8 +28,8 @@ LONGEST_SCORED_BLOCK = 40
 SHORTEST_BLOCK = 4
 """Below, offsets collide: with 2 tokens the induction target is the previous token."""
 LARGE_VOCABULARY = 2_000
-"""From so many ids on, the first 2 % (bytes, controls) and the last 20 % (rare pieces) are left
-out."""
+"""From this vocabulary size on, the first 2 % (bytes, controls) and the last 20 % (rare pieces) are
+left out."""
 
 Ids = Int64[np.ndarray, "batch token"]
 
@@ -59,7 +59,7 @@ class PairedInput:
     first: int
     """Position of the first block's first token: 1 behind a prefix, else 0."""
     special_ids: tuple[int, ...]
-    """The prefix, if there is one: it is no word."""
+    """The prefix, if there is one: a special token id."""
     description: str
     """What was drawn, for the provenance of a table."""
     ids: tuple[int, ...] = field(repr=False)
@@ -232,7 +232,7 @@ def content_control(batch: Batch) -> Tokens:
 
 
 def can_repeat(model_or_config: Any) -> bool:
-    """Tell whether context and vocabulary have room for a repeated block that can be probed."""
+    """Return whether context and vocabulary have room for a repeated block that can be probed."""
     sizes, tokenizer = sizes_of(model_or_config), words_of(model_or_config)
     first = start_id(tokenizer, sizes.d_vocab)
     n_words = len(word_ids(sizes.d_vocab, tokenizer, first))
@@ -294,7 +294,7 @@ def tokenizer_specials(tokenizer: Any) -> Sequence[int]:
 
 
 def check_ids(words: Sequence[int], d_vocab: int, prefix_id: int | None) -> None:
-    """Refuse ids to draw from that are unknown, come twice, or hold the prefix."""
+    """Reject ids that are unknown, repeated, or equal to the prefix."""
     for word in words:
         require_whole("ids to draw from", word, 0, d_vocab - 1)
     if len(set(words)) < len(words) or prefix_id in words:

@@ -2,7 +2,7 @@
 
 A HookedGPT hands each layer's `AttentionReads` to a function: no hook, and no matrix. Of any other
 TransformerLens model the function gets `PatternReads`, which answer the same questions (see
-`probes.reading.bridge`). What is computed from them stands in the modules of the questions.
+`probes.reading.bridge`). The probes that use them are in their own modules.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ class ReadableModel(Protocol):
 
 
 def require_differentiable(model: object) -> None:
-    """Refuse a model that autograd cannot look at, whatever mode it is read in.
+    """Reject a model that autograd cannot differentiate, whatever mode it is read in.
 
     Raises:
         ValueError: Its weights were made in inference mode.
@@ -76,7 +76,7 @@ def config_of(model: ReadableModel) -> ModelConfig | None:
 
 
 def require_gates(model: ReadableModel) -> None:
-    """Refuse models that take no gates: their heads cannot be ablated in a forward pass.
+    """Reject models that take no gates: their heads cannot be ablated in a forward pass.
 
     Raises:
         ValueError: The model is another library's.
@@ -154,7 +154,7 @@ def checked_input(
 
 
 def require_finite(model: ReadableModel) -> None:
-    """Refuse weights that are no numbers: then no score would be one.
+    """Reject weights that are NaN or infinite: every score would be NaN.
 
     Raises:
         ValueError: Some weight is NaN or infinite.
@@ -175,7 +175,7 @@ def known_ids(model: ReadableModel) -> int | None:
 
 
 def sees_earlier_only(model: ReadableModel) -> bool:
-    """Tell whether a row of the model sees the keys up to its own only."""
+    """Return whether a row of the model sees the keys up to its own only."""
     config = config_of(model)
     if config is not None:
         return config.attention_dir == "causal"
@@ -213,11 +213,11 @@ def as_batch(batch_or_tokens: Batch | Tokens) -> Batch:
 
 
 def require_ids(special_ids: Any, d_vocab: int | None) -> tuple[int, ...]:
-    """Return ids of no word as they were given, or say which is no id of the model."""
+    """Return the special token ids; raise ValueError for an id outside the vocabulary."""
     if not isinstance(special_ids, tuple | list):
         raise ValueError(
             f"special_ids must be a tuple of token ids, got {quoted(special_ids)}; "
-            "pass () where every id is a word"
+            "pass () if there are no special tokens"
         )
     for one in special_ids:
         require_whole("an id of special_ids", one, 0)
@@ -238,9 +238,9 @@ def real_tokens(mask: GivenMask, tokens: Tokens) -> PositionMask:
 
 
 def special_ids_of(model: ReadableModel, batch_or_tokens: Batch | Tokens) -> tuple[int, ...]:
-    """Return the ids that are no words: BOS and SEP of a task, BOS, EOS and PAD of a tokenizer.
+    """Return the special token ids: BOS and SEP of a task, or BOS, EOS and PAD of a tokenizer.
 
-    Plain tokens of a model without a tokenizer have none: any id may be a word.
+    Plain tokens of a model without a tokenizer have no special ids.
     """
     tokenizer = tokenizer_of(model)
     if isinstance(batch_or_tokens, Batch) or isinstance(tokenizer, Vocab):
@@ -356,7 +356,7 @@ def measured_layers(
 
 
 def require_unhooked(model: ReadableModel) -> None:
-    """Refuse hooks on scores and pattern: reads are made of q and k, from before such an edit."""
+    """Reject hooks on scores and pattern: reads are made of q and k, from before such an edit."""
     if not isinstance(model, nn.Module):
         return
     for name, module in model.named_modules():

@@ -41,7 +41,7 @@ class PatternReads:
         Args:
             pattern: Probabilities after the softmax.
             v: Values; None: unknown.
-            sight: Which keys a query sees: what stands elsewhere in the matrix is not read.
+            sight: Which keys a query sees: other entries of the matrix are not read.
             first_key: 1 hides the first real key (see sink_free), 0 hides nothing.
         """
         self.whole = single(pattern)
@@ -86,7 +86,7 @@ class PatternReads:
         return torch.cat([self.shown(rows).sum(dim=-1) for rows in self.row_slices()], dim=2)
 
     def row_slices(self, rows: int | None = None) -> Iterator[slice]:
-        """Yield slices of so many rows; None: as many as 64 MB hold in float32."""
+        """Yield slices of this many rows; None: as many as 64 MB hold in float32."""
         batch, heads, n_query, n_key = self.whole.shape
         step = max(1, SCORES_AT_ONCE // max(1, batch * heads * n_key)) if rows is None else rows
         for start in range(0, n_query, step):
@@ -153,7 +153,7 @@ class PatternReads:
     def sink_free(self) -> "PatternReads":
         """Return the same attention with the first real key hidden and every row renormalised.
 
-        Rows are divided by the sum of what is left, which has no rounding error of its own to
+        Rows are divided by the remaining sum, which has no rounding error of its own to
         divide, unlike 1 - A[i, 0].
         """
         return PatternReads(self.whole, self.values, sight=self.sight, first_key=1)

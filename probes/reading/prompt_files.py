@@ -29,7 +29,7 @@ LONGEST_FILE = 16 * 2**20
 """Bytes of a file of prompts."""
 
 LONGEST_ID = 1_000
-"""Digits of what is read as a number; no model knows so many ids."""
+"""Digits of what is read as a number; no model has that many ids."""
 
 Ids = list[int]
 Given = tuple[int, str | Ids]
@@ -43,7 +43,7 @@ class Prompts:
     sequences: Batch | Tokens
     """A task's batch where the lines are words of a task; else token ids."""
     attention_mask: PositionMask | None
-    """True at real tokens; None: all are."""
+    """True at real tokens; None: all tokens are real."""
     description: str
     """What they are, for the head of a table."""
 
@@ -61,7 +61,7 @@ def read_prompts(
             out with the right answer as in training. Ids are taken as they are.
 
     Raises:
-        ValueError: The file cannot be read or is no UTF-8, or a line is empty, longer than the
+        ValueError: The file cannot be read or is not UTF-8, or a line is empty, longer than the
             context, not of this kind, or has an id that the model does not have.
     """
     name = quoted(str(path))
@@ -83,10 +83,10 @@ def read_prompts(
 
 
 def numbered_lines(path: Path) -> list[tuple[int, str]]:
-    """Return the lines of a file, from 1 on; empty ones at its end are none.
+    """Return the lines of a file, from 1 on; empty lines at its end are ignored.
 
     Raises:
-        ValueError: It cannot be read, is too large, is no UTF-8, or has an empty line in between.
+        ValueError: It cannot be read, is too large, is not UTF-8, or has an empty line in between.
     """
     name = quoted(str(path))
     try:
@@ -167,7 +167,7 @@ def ids_in(line: str, number: int, name: str) -> Ids:
 
 
 def json_value(line: str, number: int, name: str) -> Any:
-    """Return what a line of JSON says; a key that is said twice has no one value."""
+    """Return what a line of JSON says; repeated keys are rejected."""
     twice: list[str] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def checked_text(text: str, number: int, name: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"line {number} of {name} must be text, got half a character, "
+            f"line {number} of {name} must be text, got an unpaired surrogate, "
             f"{quoted(text[error.start])}"
         ) from None
     return text
@@ -225,7 +225,7 @@ def ids_of(model: HookedGPT, number: int, what: str | Ids, name: str) -> Ids:
     if unknown is not None:
         raise ValueError(
             f"token ids on line {number} of {name} must be from 0 to {config.d_vocab - 1}, "
-            f"got {quoted(unknown)}; the model knows no other"
+            f"got {quoted(unknown)}; the vocabulary has no other ids"
         )
     return ids
 

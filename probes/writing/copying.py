@@ -49,7 +49,7 @@ from probes.writing.head_weights import (
 )
 
 N_TOP = 5
-"""A token is copied if it is among so many most likely ones."""
+"""A token is copied if it is among this many most likely tokens."""
 MOST_TOP_IDS = 50
 """Ids of the sample that are followed to the logits: each costs an unembedding for every head."""
 FEW_IDS = 4_096
@@ -321,7 +321,7 @@ def beaten_by(
         ids: An id for each row.
         W_U: The unembedding.
         b_U: Its bias.
-        step: Only every so many ids are compared with.
+        step: Compare with every step-th id only.
     """
     own = (stream * W_U[:, ids].T).sum(dim=1, keepdim=True) + b_U[ids].unsqueeze(1)
     W_U, b_U = W_U[:, ::step], b_U[::step]

@@ -1,6 +1,6 @@
 """How much each head writes, and how much of it comes from the first position.
 
-A head that rests on the first token reads a value there; if that value is next to nothing, the head
+A head that rests on the first token reads a value there; if that value is close to zero, the head
 is off, whatever its pattern looks like. Norms are of what a head adds to the residual stream,
 z W_O, without the layer's common bias b_O.
 """
@@ -87,7 +87,7 @@ def head_values(
 def value_measure(
     model: ReadableModel,
 ) -> Callable[[int, LayerReads, ProbeInput], ValueSums]:
-    """Return `value_sums` for the layers of a model, whose weights it looks at once."""
+    """Return `value_sums` for the layers of a model, whose weights it reads once."""
     shapes: dict[int, Float[Tensor, "head d_value rank"]] = {}
 
     def measure(layer: int, reads: LayerReads, part: ProbeInput) -> ValueSums:

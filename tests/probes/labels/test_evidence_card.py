@@ -30,8 +30,8 @@ def test_every_number_of_the_row_is_on_the_card():
     for column in ("p_value", "q_value", "p_max_t"):
         assert f"{row()[column]:.2g}" in facts["content test"]
     assert "previous 0.50, first 0.49" in facts["mixture"]
-    assert "(probe-text is not tested: of content, this is clearest)" in facts["content test"]
-    assert facts["content test"].endswith("no luck, not that it is large")
+    assert "(probe-text has no test; this is the clearest content class)" in facts["content test"]
+    assert facts["content test"].endswith("not chance; they do not mean that it is large")
     assert facts["runner-up"].endswith("over its own rows")
     assert facts["measured on"].startswith("rows-text; ")
 
@@ -50,8 +50,8 @@ def test_small_numbers_have_no_sign_and_one_has_no_plural():
 def test_what_is_missing_says_why_and_is_never_zero():
     missing = {c.name: None for c in LABELS.columns if DTYPES[c.kind] == "float64"}
     facts = dict(card_facts(row(**missing, probe="previous", mixture="", redundant_with="")))
-    assert facts["control (other content)"] == "n/a (looks at a position)"
-    assert facts["content test"].startswith("n/a (nothing to exchange")
+    assert facts["control (other content)"] == "n/a (attends to a position)"
+    assert facts["content test"].startswith("n/a (no control")
     assert facts["ladder -1 / 0 / +1"] == "n/a / n/a / n/a"
     assert "mixture" not in facts and not any(name.startswith("stripes") for name in facts)
     for name, value in facts.items():

@@ -69,7 +69,7 @@ def test_numbers_in_reasons_are_not_rounded_to_the_cut_that_they_miss():
     found = decide(dataclasses.replace(head(), classes=head().classes | {"previous": below}))
     assert found.checks["previous"].why_not == "its lower end 0.00 is below 0.2"
     away = decide(dataclasses.replace(head(first=0.6), first_elsewhere=0.2512))
-    assert "a share of 0.251 of its rows looks elsewhere" in away.checks["first"].why_not
+    assert "a share of 0.251 of its rows attends elsewhere" in away.checks["first"].why_not
     twice = decide(head(previous=0.32, spectrum=(0.0, 0.32, 0.161)))
     wanted = "distance 2 has 0.161, and its own 0.320 is not 2 times that"
     assert twice.checks["previous"].why_not == wanted
@@ -95,7 +95,7 @@ def test_chance_alone_is_no_label():
     found = decide(short)
     assert found.label == "none"
     assert found.checks["first"].why_not == (
-        "chance alone gives 0.37: corrected for it, its lower end 0.05 is below 0.1"
+        "chance gives 0.37; the lower end of the chance-corrected interval, 0.05, is below 0.1"
     )
 
 
@@ -106,7 +106,7 @@ def test_luck_is_no_label_and_no_test_is_no_bar():
     found = decide(dataclasses.replace(base, classes=lucky))
     assert (found.label, found.checks["induction"].why_not) == (
         "none",
-        "it may be luck, q = 0.2 is not below 0.05",
+        "it may be chance: q = 0.2 is not below 0.05",
     )
     untested = base.classes | {"induction": numbers(0.6, "induction", q_value=math.nan)}
     assert decide(dataclasses.replace(base, classes=untested)).label == "induction"
@@ -159,7 +159,7 @@ def test_rest_on_the_first_token_elsewhere_makes_no_sink():
     away = dataclasses.replace(head(first=0.53), first_elsewhere=0.47)
     assert decide(away).label == "none"
     assert decide(away).checks["first"].why_not == (
-        "a share of 0.47 of its rows looks elsewhere (less than 0.1 on the first key), more than "
+        "a share of 0.47 of its rows attends elsewhere (less than 0.1 on the first key), more than "
         "0.25"
     )
 
