@@ -1,4 +1,4 @@
-"""Random sets of heads to compare a group with: of its size, and of its layers as far as they go.
+"""Random sets of heads to compare a group with: of its size, and of its layers as far as possible.
 
 Any set of five heads costs something. What a group costs says something about the group only beside
 what equally many other heads of the same layers cost.
@@ -53,7 +53,7 @@ def draw_matched_sets(
 def one_matched_set(
     wanted: Counter[int], others: Sequence[Head], draw: np.random.Generator
 ) -> HeadSet:
-    """Draw so many heads of each layer, and what is missing from the nearest layers."""
+    """Draw this many heads from each layer; draw missing ones from the nearest layers."""
     left = [others[i] for i in draw.permutation(len(others))]
     chosen: list[Head] = []
     missing: list[int] = []
@@ -70,7 +70,7 @@ def one_matched_set(
 
 
 def share_in_layers(sets: Sequence[HeadSet], group: Collection[Head]) -> float:
-    """Return the share of the sets' heads that stand in layers of the group; NaN without a set.
+    """Return the share of the sets' heads that are in layers of the group; NaN without a set.
 
     >>> share_in_layers([((0, 0), (1, 1))], [(0, 1), (0, 2)])
     0.5

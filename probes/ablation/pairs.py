@@ -1,6 +1,6 @@
 """What two heads cost together, beside what each costs alone.
 
-If the two do not stand in for each other, the costs add up: the joint change is the sum of the
+If the two do not replace each other, the costs add up: the joint change is the sum of the
 single ones. What is beyond the sum is the pair's interaction. Larger sets are for
 `probes.ablation.shapley` and `probes.ablation.redundancy`.
 """
@@ -26,7 +26,7 @@ from probes.schemas.cause import PAIRS
 from probes.tables import make_table
 
 MOST_HEADS = 64
-"""Heads of which every pair is ablated: 2,016 pairs."""
+"""Most heads for which every pair is ablated: 2,016 pairs."""
 
 
 def pair_effects(
@@ -67,7 +67,7 @@ def pair_effects(
     if not 2 <= len(chosen) <= MOST_HEADS:
         raise ValueError(
             f"heads to pair must be 2 to {MOST_HEADS}, got {counted(len(chosen), 'head')}; name "
-            "the ones that may stand in for each other (on the command line with --heads)"
+            "the ones that may replace each other (on the command line with --heads)"
         )
     pairs = list(combinations(range(len(chosen)), 2))
     swept = sweep_sets(

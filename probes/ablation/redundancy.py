@@ -1,6 +1,6 @@
-"""Heads that stand in for each other: what a group costs together, and each head alone and last.
+"""Heads that replace each other: the cost of a group together, and of each head alone and last.
 
-A head that can go alone is not therefore useless: another one of its kind may do its work. So the
+A head that can be removed alone may still be useful: another of its kind may do its work. So the
 heads of one label are ablated one by one, all together, and all but one, and what they cost
 together is compared with as many other heads of the same layers.
 """
@@ -49,7 +49,7 @@ class Change:
     ci_high: float
 
     def hurts(self, better: Literal["lower", "higher"] | None, tolerance: float) -> bool:
-        """Tell whether the metric gets worse by more than the tolerance, and not by luck.
+        """Return whether the metric gets worse by more than the tolerance, and not by luck.
 
         Where nobody said which way is better, any change is a loss. An interval of one sequence is
         NaN, and then the change itself decides.
@@ -100,12 +100,13 @@ def head_redundancy(
 ) -> pd.DataFrame:
     """Ablate groups of heads together, alone and all but one: a row a group, then one a head.
 
-    The verdict of a head: needed, its own ablation hurts; redundant, it can go alone but not with
-    its twins: in a model without others of its group, its ablation hurts; useless, it can go in all
-    that was tried, and so can its group; unresolved, it can go alone and last, but the group
-    cannot go: other orders were not tried (see `every_set`), or no row was scored. An ablation
-    hurts where the metric gets worse by more than the tolerance and its 95 % interval excludes 0.
-    Of a group: needed, useless or, where no row was scored, unresolved.
+    A head's verdict is one of four. "needed": its own ablation hurts. "redundant": it can be
+    removed alone, but its ablation hurts in a model without others of its group. "useless": it can
+    be removed in every combination that was tried, and so can its group. "unresolved": it can be
+    removed alone and last, but its group cannot be removed and other orders were not tried (see
+    `every_set`), or no row was scored. An ablation hurts if the metric gets worse by more than the
+    tolerance and its 95 % interval excludes 0. A group is needed, useless or, where no row was
+    scored, unresolved.
 
     Args:
         model: A HookedGPT.
@@ -237,7 +238,7 @@ class Study:
         return Change(delta=float(delta), ci_low=float(low[0]), ci_high=float(high[0]))
 
     def hurts(self, heads: HeadSet, beside: HeadSet = ()) -> bool:
-        """Tell whether the metric gets worse without these heads, in a model without those."""
+        """Return whether the metric gets worse without these heads, in a model without those."""
         total, count = self.changes(heads, beside).sum(), self.swept.counts[:, 0].sum()
         if abs(total) <= self.tolerance * count:
             return False  # what is small needs no interval, and there may be hundreds of sets
@@ -302,17 +303,17 @@ class Study:
         return np.array([row["value"] for row in rows])
 
     def verdict_of(self, heads: HeadSet) -> Verdict:
-        """Say whether a group can go."""
+        """Return the verdict of a group."""
         if not self.is_known(heads):
             return "unresolved"
         return "needed" if self.hurts(heads) else "useless"
 
     def is_known(self, heads: HeadSet) -> bool:
-        """Tell whether there is a number: none without a scored row, nor of NaN weights."""
+        """Return whether the change is a number: NaN weights and no scored row give NaN."""
         return bool(self.swept.counts[:, 0].sum() and np.isfinite(self.changes(heads, ())).all())
 
     def verdict(self, head: Head, rest: HeadSet, every_set: bool) -> Verdict:
-        """Say whether a head can go, and with whom; see `head_redundancy`."""
+        """Return the verdict of a head; see `head_redundancy`."""
         if not self.is_known((head,)):
             return "unresolved"
         if self.hurts((head,)):

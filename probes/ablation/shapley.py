@@ -1,7 +1,7 @@
 """What each head of a set adds, averaged over every order in which the set could be taken away.
 
 A head's own ablation asks what it adds to the whole model; leaving it as the last one asks what it
-adds to a model without the others. Where heads stand in for each other the two differ widely.
+adds to a model without the others. Where heads replace each other, the two differ widely.
 Shapley's value is the mean over all orders, and the values of a set sum to its joint effect.
 """
 

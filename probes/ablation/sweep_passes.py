@@ -229,7 +229,7 @@ def set_gates(
     positions: tuple[int, ...] | None,
     n_pos: int,
 ) -> Float[Tensor, "layer run #pos head"]:
-    """Return one gate a run for sets of heads, at some positions of so many, or at all."""
+    """Return one gate per run for sets of heads, at some positions or at all of them."""
     where: slice | list[int] = slice(None)
     if positions is not None:  # n_ctx of them would take memory that few sequences need
         where = [position for position in positions if position < n_pos]

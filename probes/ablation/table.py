@@ -41,7 +41,7 @@ HEADS_AND_LAYERS = "heads and layers"
 SETS = ("heads", HEADS_AND_LAYERS)
 """What a sweep ablates by name."""
 MOST_HEADS_WITH_LAYERS = 100
-"""In a model of more heads, a sweep leaves whole layers out unless it is asked for them."""
+"""In a model with more heads, a sweep ablates whole layers only on request."""
 
 
 def ablation_sweep(
@@ -58,14 +58,14 @@ def ablation_sweep(
     """Ablate every head, and every whole layer: one row per layer, head (or none) and metric.
 
     delta = ablated - baseline; its interval resamples sequences, the same for both numbers. A
-    single head's delta is a lower bound: heads that do the same job stand in for each other, which
+    single head's delta is a lower bound: heads that do the same job replace each other, which
     is what the rows of whole layers, or of sets of your own, show.
 
     Range: loss in nats, unbounded; accuracies from -1 to 1.
 
     Source: Michel et al. 2019, Are sixteen heads really better than one?
 
-    Caveat: A head whose removal costs nothing may have stand-ins: compare whole layers. The loss
+    Caveat: Another head may replace one whose removal costs nothing: compare whole layers. The loss
     hides what a saturated answer would need.
 
     >>> from probes import repeated_batch
@@ -313,7 +313,7 @@ def require_real_positions(real: PositionMask, remedy: str) -> None:
 
 
 def fill_digest(model: HookedGPT, kind: str, *read: Tensor) -> str:
-    """Return the digest of what fills gaps: what kind it is, of which model and which tokens."""
+    """Return the digest of a fill: its kind, its model and its tokens."""
     return digest(f"{kind} {tensor_digest(*model.state_dict().values(), *read)}".encode())
 
 

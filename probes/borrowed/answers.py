@@ -1,4 +1,4 @@
-"""Which answers are asked for, in which rows, and against which others.
+"""Which answers are measured, in which rows, and against which other answers.
 
 The one number that patching, edges and attributions are about: the logit of the right answer, less
 that of another where there is one. Losses and accuracies are `lab.evaluation`'s.
@@ -60,7 +60,7 @@ class Answers:
     def after(
         cls, prompts: Tokens, right: PerSequence, wrong: PerSequence | None = None
     ) -> "Answers":
-        """Return one answer for each prompt, asked for in its last row.
+        """Return one answer for each prompt, measured in its last row.
 
         Args:
             prompts: The prompts, [batch, pos].
@@ -147,7 +147,7 @@ def asked_pairs(
 
 
 def require_asked(answers: Answers, tokens: Tokens) -> None:
-    """Refuse answers that belong to other sequences, or of which none counts.
+    """Reject answers that belong to other sequences, or that have no scored row.
 
     Raises:
         ValueError: The shapes differ, or no row counts.
@@ -159,7 +159,7 @@ def require_asked(answers: Answers, tokens: Tokens) -> None:
         )
     if not bool(answers.rows.any()):
         raise ValueError(
-            "answers must be asked for in some row, got none that counts; pass "
+            "answers must have at least one scored row, got none; pass "
             "answers=Answers.after(prompts, right)"
         )
 

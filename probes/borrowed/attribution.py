@@ -95,7 +95,7 @@ def logit_attribution(
     [[0, 0, 0.0], [1, 0, 1.0]]
 
     Args:
-        model: A HookedGPT, of which a folded copy is read, or a TransformerLens model in its
+        model: A HookedGPT, which is read through a folded copy, or a TransformerLens model in its
             compatibility mode; in half precision, a copy in float32.
         batch_or_tokens: A task's batch, or plain tokens.
         answers: Whose logits are split; with wrong answers, the differences. None:

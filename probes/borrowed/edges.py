@@ -98,7 +98,7 @@ def edge_attribution(
 
 
 def require_edges(model: ReadableModel) -> None:
-    """Refuse models of which TransformerLens says in many words, or not at all, what they lack.
+    """Reject models that TransformerLens rejects with a long message or with none.
 
     Raises:
         ValueError: The model has no MLPs, a layer without heads, or heads that share keys.

@@ -1,7 +1,7 @@
 """Which later head could read what an earlier head writes, by the weights alone.
 
 A composition score is weak evidence: it knows neither the norms' division, nor the MLPs between,
-nor which tokens the heads look at. What breaks when the earlier head goes is in
+nor which tokens the heads attend to. What breaks without the earlier head is in
 `probes.feeders.scores`.
 """
 
@@ -66,8 +66,8 @@ def composition_scores(
 
     Source: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
 
-    Caveat: Weak evidence: the division of norms, MLPs and what the heads look at are left out, and
-    so are rotary positions. Ablate the earlier head and look at the later one.
+    Caveat: Weak evidence: the division of norms, MLPs and where the heads attend are left out, and
+    so are rotary positions. Ablate the earlier head and observe the later one.
 
     Args:
         model: A HookedGPT, or a TransformerLens model that shows its weights head by head.
@@ -151,7 +151,7 @@ def chosen_heads(
 def places(
     heads: Mapping[int, tuple[int, ...]], chosen: Mapping[int, tuple[int, ...]], layer: int
 ) -> list[int]:
-    """Return where the chosen heads of a layer stand in its weights."""
+    """Return the indices of the chosen heads of a layer in its weights."""
     return [heads[layer].index(head) for head in chosen[layer]]
 
 

@@ -1,4 +1,4 @@
-"""Runs of a model without sets of heads, in which later heads are watched while they look back.
+"""Runs of a model without sets of heads, in which later heads are observed.
 
 One run gives both what is left of some heads' induction scores and what the second copy then costs.
 Layers below a set are run once for all sets, and sets that begin in one layer run as one batch;
@@ -49,7 +49,7 @@ class FeederRuns:
 
     scores: Float64[np.ndarray, "batch run target"]
     """Attention of each target on what followed the first copy of a token, mean over rows; of a
-    target that stands below the set, which cannot reach it, 0."""
+    target that is below the set, which cannot reach it, 0."""
     losses: Float64[np.ndarray, "batch run"]
     """Mean of -ln p of the tokens of the second copy, in nats."""
     frozen_losses: Float64[np.ndarray, "batch run"]
@@ -71,7 +71,7 @@ def runs_without(
 
     Args:
         model: A HookedGPT; it is left as it is.
-        pair: Repeated blocks, of which the arm that repeats is run.
+        pair: Repeated blocks; only the arm that repeats is run.
         sets: Sets of heads, none of them empty, in original ids.
         targets: The heads to watch.
         ablation: What happens to the heads of a set.
@@ -79,7 +79,7 @@ def runs_without(
         execution: Progress and ledger of the runs.
 
     Raises:
-        ValueError: A hook stands on scores or pattern: reads would not see what it does; or the
+        ValueError: A hook is on scores or pattern: reads would not see its effect; or the
             ledger is of another request, or of a model with hooks.
     """
     require_unhooked(model)
@@ -139,12 +139,12 @@ class SomeRuns:
 
     model: HookedGPT
     pair: PairedInput
-    """Where the copies stand."""
+    """Positions of the copies."""
     tokens: Tokens
     targets: tuple[Head, ...]
 
     def entries(self, sets: Sequence[HeadSet]) -> Iterator[tuple[int, Resid, list[int]]]:
-        """Yield (layer, the stream before it, sets whose lowest head stands there), some at once.
+        """Yield (layer, the stream before it, sets whose lowest head is there), some at once.
 
         A set without heads enters at layer 0.
         """

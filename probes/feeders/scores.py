@@ -2,7 +2,7 @@
 
 An induction head finds the token after an earlier copy because some earlier head told each key
 what stood before it. Weights only say which head could; here every earlier head is ablated, alone
-and together with others that look at the previous token, and the induction head is watched.
+and together with others that attend to the previous token, and the induction head is observed.
 """
 
 import math
@@ -102,19 +102,20 @@ def feeder_scores(
     seed: int = 0,
     execution: Execution | None = None,
 ) -> pd.DataFrame:
-    """Ablate each earlier head and watch the induction heads: a row a target and ablation.
+    """Ablate each earlier head and observe the induction heads: one row per target and ablation.
 
-    drop = the target's induction score in the whole model - without the heads; loss_delta = what
-    the second copy's loss rises by. Rows without a head ablate all earlier heads that look at the
-    previous token (score 0.3 or more) together: where several feed a target, each of them can go
-    alone. The control of a row is the mean over heads of the same layer that do not (score below
-    0.1), or over random sets of as many of them, from the layers beside where a layer has too few.
+    drop = the target's induction score in the whole model minus that without the heads; loss_delta
+    = the rise of the second copy's loss. Rows without a head ablate all earlier heads that attend
+    to the previous token (score 0.3 or more) together, because where several feed a target, each
+    can be removed alone. The control of a row is the mean over heads of the same layer that do not
+    (score below 0.1), or over random sets of the same size, drawn from neighbouring layers where
+    the layer has too few.
 
-    feeds: the lower end of the drop's interval is half of the target's score or more, and the
-    control's drop a quarter of that at most; none where that cannot be told. Beside stand
-    composition scores, by the weights alone; see `probes.feeders.composition`. A head that the
-    whole model rests on feeds its induction heads too: one that they read themselves has a K score
-    well above chance as well.
+    feeds is true if the lower end of the drop's interval is at least half of the target's score and
+    the control's drop at most a quarter of it; it is missing where this cannot be decided. The
+    composition scores come from the weights alone; see `probes.feeders.composition`. A head that
+    the whole model depends on feeds its induction heads too: one that they read directly also has a
+    K score well above chance.
 
     Args:
         model: A HookedGPT.
@@ -122,9 +123,9 @@ def feeder_scores(
         targets: Induction heads, in original ids; None: all whose induction score is 0.4 or more
             above its control.
         feeders: Heads to ablate; None: every head of a layer before the last target.
-        ablation: What happens to them; None: zeros in their place.
+        ablation: What happens to them; None: zeros.
         frozen: Also measure the loss where all attention stays as it is in the whole model: what
-            then is left of the rise does not go through what later heads look at.
+            remains of the rise does not go through what later heads attend to.
         seed: Seed of sequences, control sets and bootstrap.
         execution: Progress and ledger of the runs; no memory or processes of your own.
 
@@ -144,7 +145,7 @@ def feeder_scores(
     comparisons = [one for target in watched for one in compared(looks, target, feeding, seed)]
     if not comparisons:
         raise ValueError(
-            "feeders must stand in layers before their target, got "
+            "feeders must be in layers before their target, got "
             f"{'none' if feeders is None else HeadGates(heads=feeding).label} for "
             f"{HeadGates(heads=watched).label}"
         )
@@ -211,7 +212,7 @@ def looks_of(model: HookedGPT, pair: PairedInput) -> Looks:
 def chosen_targets(
     model: HookedGPT, looks: Looks, targets: Iterable[Head] | None
 ) -> tuple[Head, ...]:
-    """Return the heads to watch: those asked for, or all induction heads, the strongest first.
+    """Return the heads to observe: the requested ones, or all induction heads, strongest first.
 
     Raises:
         ValueError: There is no induction head behind the first layer, or an unknown one was asked
@@ -303,7 +304,7 @@ def measured_rows(
 
 
 def is_fed(baseline: float, drop: float, low: float, control: float) -> bool | None:
-    """Tell whether a target lives on ablated heads; None: without an interval or a control.
+    """Return whether a target depends on ablated heads; None without an interval or a control.
 
     Args:
         baseline: The target's score in the whole model.

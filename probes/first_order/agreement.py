@@ -1,6 +1,6 @@
 """How far first-order estimates agree with exact ablations: on your own model, on your own data.
 
-Estimates cost two passes where exact ablations cost one a head. Whether they may stand for them is
+Estimates cost two passes; exact ablation costs one pass per head. Whether they may replace it is
 measured here, by ranks, beside the heads that each would pick.
 """
 
@@ -111,7 +111,7 @@ def first_order_study(
 
     Args:
         model: A HookedGPT; it is left as it is.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored.
+        batch: Sequences of a task, or plain tokens, where every next token is scored.
         ablation: What happens to a head; None: zeros take its place. Importance is always of zeros.
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
         plan: Which estimates are compared, and how many heads at the top; None: the defaults.

@@ -70,12 +70,12 @@ def estimated_ablations(
 
     Source: Nanda 2023, Attribution patching; Kramar et al. 2024, AtP*.
 
-    Caveat: The estimate is linear in what a head writes: stand-ins and thresholds do not show, and
+    Caveat: The estimate is linear in what a head writes: saturation and other heads do not show, and
     where direct and indirect effects cancel it is 0 (grad_drop is not).
 
     Args:
         model: A HookedGPT; it is left as it is.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored.
+        batch: Sequences of a task, or plain tokens, where every next token is scored.
         ablation: What happens to a head, as in `sweep_sets`; None: zeros take its place.
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
         grad_drop: Compute that column: a backward pass more for each layer.
@@ -125,8 +125,8 @@ def estimated_patches(
 
     Args:
         model: A HookedGPT; it is left as it is.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored.
-        other: As many sequences of the same length: activations of the i-th go into the i-th.
+        batch: Sequences of a task, or plain tokens, where every next token is scored.
+        other: As many sequences, equally long: activations of the i-th go into the i-th.
         nodes: Any of "z", "q", "k" and "v".
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
         softmax: "recomputed" or "linear".

@@ -37,7 +37,7 @@ from probes.reading.observed_model import (
 )
 
 FillOf = Callable[[slice], Float[Tensor, "layer #batch #pos head d_head"] | None]
-"""What stands in the place of z in some of the sequences; None: zeros."""
+"""What replaces z in some of the sequences; None: zeros."""
 Gradients = Float[Tensor, "layer batch pos head"]
 PerSequence = Float64[np.ndarray, "sequence head"]
 
@@ -54,7 +54,7 @@ class GateGradients:
     absolute: PerSequence
     """The sum over positions of the absolute values."""
     dropped: PerSequence | None
-    """Mean over layers l of |signed without the gradient through layer l|; None: not asked for.
+    """Mean over layers l of |signed without the gradient through layer l|; None: not requested.
 
     Where direct and indirect effects cancel, this does not. The layer of the head itself gives 0,
     so the mean is over the others (Kramar et al. 2024, AtP*: GradDrop).
@@ -84,7 +84,7 @@ def gate_gradients(
 
     Args:
         model: A HookedGPT; its parameters and their gradients are left as they are.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored.
+        batch: Sequences of a task, or plain tokens, where every next token is scored.
         metric: "loss" or "margin", or a function of that form with a gradient.
         fill: What the gates let in as they close; None: zeros.
         positions: Positions of the gates that are added up; None: all.

@@ -65,7 +65,7 @@ def head_importance(
 
     Caveat: A model that answers everything right has next to no loss to lose, and no gradient: take
     the margin there. Normalised by layer, the heads of an idle layer look as important as those of
-    a working one: look at both.
+    a working one: compare both.
 
     >>> from probes import repeated_batch
     >>> from probes.planted import PlantedHead, plant
@@ -77,10 +77,10 @@ def head_importance(
 
     Args:
         model: A HookedGPT; it is left as it is.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored.
+        batch: Sequences of a task, or plain tokens, where every next token is scored.
         reduce: "example", "token" or "batch".
         normalise: "none"; "layer": divided by the root of the sum of squares of its layer; "param":
-            by the millions of parameters that go with the head (a key head by its readers' share).
+            by the millions of parameters removed with the head (a key head by its readers' share).
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         memory: Bytes that activations may take at once.
@@ -140,7 +140,7 @@ def sequence_values(found: GateGradients, reduce: str) -> Float64[np.ndarray, "s
 
 
 def absolute_interval(low: PerHead, high: PerHead) -> tuple[PerHead, PerHead]:
-    """Return the interval of an absolute value, of which the value's own interval is known."""
+    """Return the interval of an absolute value from the interval of the value."""
     ends = np.abs(np.stack([low, high]))
     return np.where(low * high > 0, ends.min(axis=0), 0.0 * ends[0]), ends.max(axis=0)
 
@@ -188,7 +188,7 @@ def layer_sizes(importance: Means, heads: Sequence[tuple[int, int]]) -> Means:
 
 
 def head_parameters(config: ModelConfig, layer: int, head: int) -> float:
-    """Return the numbers that go with a head: its own, and its share of the key head it reads.
+    """Return the parameters removed with a head: its own, and its share of the key head it reads.
 
     >>> config = ModelConfig(n_layers=1, n_heads=4, d_model=8, d_vocab=9, n_ctx=4)
     >>> head_parameters(config, 0, 1) == 4 * 8 * 2 + 3 * 2

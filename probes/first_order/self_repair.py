@@ -60,7 +60,7 @@ def repair_split(
     One row per set, metric and norm. Effects say how much worse the metric becomes: a loss rises, a
     margin (or a metric of your own) falls. direct: the head's writing is exchanged at the end of
     the stream only, total: it is ablated, and all that follows reacts. repair = direct - total:
-    positive where others stand in for the head, negative where most of its work is done through
+    positive where others replace the head, negative where most of its work is done through
     later layers, which fail with it.
     norm: with "frozen" the last norm divides by what it divided by in the whole model, in both
     paths; what the last norm alone makes up for is direct (frozen) - direct (free).
@@ -75,8 +75,8 @@ def repair_split(
 
     Args:
         model: A HookedGPT without hooks; it is left as it is.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored.
-        sets: Sets of (layer, head) pairs that go together; None: every head by itself.
+        batch: Sequences of a task, or plain tokens, where every next token is scored.
+        sets: Sets of (layer, head) pairs that are ablated together; None: every head alone.
         ablation: What takes the place of a head's z; None: zeros.
         metrics: Names out of METRICS in `probes.ablation.metrics`, or functions of the same form.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.

@@ -170,9 +170,9 @@ def require_scored(model: HookedGPT, batch: Batch, what: str) -> None:
 
 
 def shared_sequences(selection: Batch, held_out: Batch) -> int:
-    """Count the sequences that are reported on though the order is chosen by the same tokens.
+    """Count the held-out sequences whose tokens are also in the selection.
 
-    Of a small task there may be some in any two draws.
+    Any two draws of a small task may share some.
 
     Raises:
         ValueError: The two are the same.
@@ -271,7 +271,7 @@ def random_band(curve: pd.DataFrame) -> pd.DataFrame:
 def removable(
     curve: pd.DataFrame, within: float | Sequence[float] = WITHIN, metric: str | None = None
 ) -> pd.DataFrame:
-    """Say how many heads of a pruning curve can go: one row per order and tolerance.
+    """Count the removable heads of a pruning curve: one row per order and tolerance.
 
     The most heads at whose removal the held-out metric is worse than the whole model's by at most
     this share of it. It need not hold at every step before: a model may get better on the way.

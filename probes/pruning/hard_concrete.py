@@ -86,7 +86,7 @@ def open_probability(log_a: Gates) -> Gates:
 
 
 def fixed_gate(log_a: Gates) -> Gates:
-    """Return the gate that stands for the distribution once nothing is drawn any more.
+    """Return the fixed gate that represents the distribution after training.
 
     clip(sigmoid(log_a) (high - low) + low, 0, 1), without the temperature (Voita et al. 2019).
 
@@ -125,7 +125,7 @@ def learn_gates(
 
     Args:
         model: A trained HookedGPT.
-        batch: Sequences of a task, or plain tokens, of which every next token is scored; each step
+        batch: Sequences of a task, or plain tokens, where every next token is scored; each step
             draws some of them.
         penalty: What an open head costs, in nats; the more, the more heads close.
         steps: Steps of Adam.

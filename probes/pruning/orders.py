@@ -1,4 +1,4 @@
-"""Which heads go first: the orders in which a model can be pruned.
+"""The orders in which the heads of a model can be pruned.
 
 Every order is found on selection sequences alone. What a model is worth after each removal, on
 other sequences, is `probes.pruning.curves`'s; the removal itself is `probes.pruning.removing`'s.
@@ -26,10 +26,10 @@ from probes.pruning.hard_concrete import learn_gates
 from probes.pruning.removing import pruned_view
 
 MOST_FOR_ORACLE = 9
-"""Heads of which all sets are tried: 2^9 = 512 runs."""
+"""Most heads for which all sets are tried: 2^9 = 512 runs."""
 
 Heads = tuple[tuple[int, int], ...]
-"""(layer, head) pairs in original ids, the first to go first."""
+"""(layer, head) pairs in original ids, in the order of removal."""
 Scores = Float64[np.ndarray, " head"]
 
 
@@ -45,7 +45,7 @@ class Search:
     counts: tuple[int, ...]
     """How many heads are gone after each step, ascending from 0."""
     ablation: Ablation = field(default_factory=Ablation)
-    """What stands for a removed head: zeros, or its mean."""
+    """What replaces a removed head: zeros, or its mean."""
     normalise: str = ""
     """How importances are made comparable; see `probes.first_order.importance`."""
     penalty: float = 0.05
@@ -66,9 +66,9 @@ class PruningPath:
 
     order: str
     normalise: str = ""
-    """How importances were made comparable; empty: there are none."""
+    """How importances were made comparable; empty if the order uses no importances."""
     seed: int | None = None
-    """Of a random order."""
+    """Seed of a random order."""
     removed: tuple[HeadSet, ...]
     """All heads that are gone after each step, sorted."""
 
@@ -93,7 +93,7 @@ def iterative_order(search: Search) -> Heads:
 
 
 def one_shot_order(search: Search) -> Heads:
-    """Score all heads once; the least important ones go first."""
+    """Score all heads once; remove the least important ones first."""
     return ascending(search.model.config.heads(), importances(search, search.model))
 
 
@@ -249,5 +249,5 @@ def without(model: HookedGPT, heads: Heads, ablation: Ablation) -> HookedGPT:
 
 
 def ascending(heads: Heads, scores: Scores) -> Heads:
-    """Return the heads from the lowest score to the highest; equal ones as they stand."""
+    """Return the heads from the lowest score to the highest; equal ones keep their order."""
     return tuple(heads[i] for i in np.argsort(scores, kind="stable"))

@@ -1,4 +1,4 @@
-"""What a pruning curve is asked for: its steps, its random orders and its metrics."""
+"""The options of a pruning curve: its steps, random orders and metrics."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class PruningPlan:
     more than 40 heads 20 numbers. Fewer steps make a greedy or iterative order coarser, because
     all heads of a step are chosen at once."""
     seeds: int = 20
-    """Random orders that stand beside the others."""
+    """Random orders to compare with."""
     metric: str | None = None
     """What is to suffer least; None: the margin of a model that answers at least 99 % of the
     selection's tokens right, and so has no loss to lose, otherwise the loss."""
@@ -72,7 +72,7 @@ def curve_steps(n_heads: int, steps: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def names_of(given: str | Iterable[str]) -> list[str]:
-    """Return names, also of one that stands by itself."""
+    """Return names as a tuple, also if a single name is given."""
     return [given] if isinstance(given, str) else list(given)
 
 

@@ -183,7 +183,7 @@ def write_certificate(folder: Path, certificate: ParityCertificate) -> None:
 
 
 def removal(gates: HeadGates, mode: str) -> dict[str, Any]:
-    """Return what was removed and what stands for it, for a config.json."""
+    """Return what was removed and what replaces it, for a config.json."""
     return {
         "heads": [head_label(layer, head) for layer, head in gates.heads],
         "mode": mode,

@@ -1,7 +1,7 @@
 """Heads removed for good: a smaller model with the gated model's logits, and the proof of it.
 
 A gate of 0 multiplies a head's z by nothing; pruning takes the head's rows and columns out of the
-weights, so that parameters, cache and time go with it. Heads keep the ids of the original model, in
+weights, which saves parameters, cache and time. Heads keep the ids of the original model, in
 gates, tables and further prunings. Which heads to remove is decided elsewhere.
 """
 
@@ -61,7 +61,7 @@ class ParityCertificate:
     n_sequences: int
     """Sequences that were compared."""
     parameters_before: int
-    """Numbers in all weights; the zeros that stand for biases a family lacks are counted."""
+    """Numbers in all weights; zeros in place of biases that a family lacks are counted."""
     parameters_after: int
     cache_bytes_before: int
     """Bytes of keys and values that generation keeps for one token."""
@@ -125,7 +125,7 @@ def pruned_view(
 ) -> HookedGPT:
     """Return what prune_heads returns, made of the given model's own weights where it can be.
 
-    It costs next to nothing, and is to be read only: weights that are not cut are shared.
+    It costs almost nothing and is read-only: weights that are not sliced are shared.
 
     Raises:
         ValueError: As of prune_heads.

@@ -1,4 +1,4 @@
-"""What the heads that pruning leaves do now: roles drift to others when heads go."""
+"""What the remaining heads do after pruning: roles move to other heads."""
 
 import pandas as pd
 

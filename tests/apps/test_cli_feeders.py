@@ -99,7 +99,7 @@ def test_what_cannot_be_told_is_no_no(headlab: Headlab, circuit: Path) -> None:
     [
         ("tiny", "targets must be induction heads, of an induction score of 0.4 or more above"),
         ("CIRCUIT --targets L9H0", "unknown head 'L9H0'; choose from L0H0, L0H1"),
-        ("CIRCUIT --heads L1H1", "feeders must stand in layers before their target, got L1H1"),
+        ("CIRCUIT --heads L1H1", "feeders must be in layers before their target, got L1H1"),
         ("CIRCUIT --targets", "--targets needs at least one value, got none; write --targets L5H1"),
         ("CIRCUIT --text x", "unknown option '--text'; `headlab feeders --help` lists them"),
     ],

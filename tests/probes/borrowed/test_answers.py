@@ -66,13 +66,13 @@ def test_answers_of_other_prompts_are_told_in_one_line(as_a_user):
 def test_nothing_asked_is_told_by_every_tool(build_model, as_a_user):
     model, one_token = build_model(), torch.tensor([[1], [2]])
     for tool in (logit_lens, logit_attribution, partial(logit_lens, by_position=True)):
-        with pytest.raises(ValueError, match="answers must be asked for in some row, got none"):
+        with pytest.raises(ValueError, match="answers must have at least one scored row, got none"):
             tool(model, one_token)
         with pytest.raises(ValueError, match=r"shape \[2, 1\] of the tokens, got \[1, 3\]"):
             tool(model, one_token, answers=Answers.of(torch.tensor([[1, 2, 3]])))
     nothing = Answers.of(one_token)
     for tool in (patch_activations, edge_attribution):
-        with pytest.raises(ValueError, match="answers must be asked for in some row, got none"):
+        with pytest.raises(ValueError, match="answers must have at least one scored row, got none"):
             tool(model, one_token, one_token, answers=nothing)
 
 

@@ -291,7 +291,7 @@ def test_wrong_requests_are_refused(build_model):
     pair = repeated_pair(model, n_sequences=2, block=6)
     with pytest.raises(ValueError, match=r"targets must be induction heads, .* got 0\.\d\d of L1H"):
         feeder_scores(model, pair)
-    with pytest.raises(ValueError, match="feeders must stand in layers before their target, got"):
+    with pytest.raises(ValueError, match="feeders must be in layers before their target, got"):
         feeder_scores(model, pair, targets=[(0, 1)])
     with pytest.raises(ValueError, match=r"targets must be at least one head, got \(\)"):
         feeder_scores(model, pair, targets=[])
