@@ -70,7 +70,7 @@ def estimated_ablations(
 
     Source: Nanda 2023, Attribution patching; Kramar et al. 2024, AtP*.
 
-    Caveat: The estimate is linear in what a head writes: saturation and other heads do not show, and
+    Caveat: The estimate is linear in what a head writes: saturation and replacement do not show;
     where direct and indirect effects cancel it is 0 (grad_drop is not).
 
     Args:
