@@ -125,7 +125,7 @@ PROBES: tuple[ProbeEntry, ...] = (
         head_kind="previous-token head",
         target="the token just before",
         formula="mean over q of A[q, q - 1]",
-        rows="rows from 2 on (from 1 where no BOS or SEP stands first); key: query - 1",
+        rows="rows from 2 on (from 1 if the first token is not BOS or SEP); key: query - 1",
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="A head that prefers recent tokens scores too; compare with other distances.",
         where="probes.attention.targets:previous_token",
@@ -164,7 +164,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         head_kind="duplicate-token head",
         target="earlier copies of the same token",
         formula="mean over q of the sum of A[q, k] over k < q with x_k = x_q",
-        rows="rows whose token stood before (BOS and SEP do not count); keys: all earlier copies",
+        rows="rows whose token occurred earlier (BOS and SEP do not count); keys: all earlier "
+        "copies",
         source="Wang et al. 2023, Interpretability in the wild",
         caveat="Common words repeat in natural text, so classify heads on random tokens.",
         where="probes.attention.targets:duplicate_token",
@@ -178,8 +179,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         head_kind="induction head",
         target="what followed the same token earlier",
         formula="mean over q of the sum of A[q, k + 1] over k < q with x_k = x_q",
-        rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
-        "after each earlier copy",
+        rows="rows whose token occurred earlier (BOS and SEP do not count); keys: the positions "
+        "right after each earlier copy",
         source="Olsson et al. 2022, In-context learning and induction heads",
         caveat="Measures prefix matching only; the full definition also requires copying.",
         where="probes.attention.targets:induction",
@@ -193,8 +194,8 @@ PROBES: tuple[ProbeEntry, ...] = (
         head_kind="preceder head",
         target="what preceded the same token earlier",
         formula="mean over q of the sum of A[q, k - 1] over k < q with x_k = x_q",
-        rows="rows whose token stood before (BOS and SEP do not count); keys: the positions right "
-        "before each earlier copy, unless BOS or SEP stands there",
+        rows="rows whose token occurred earlier (BOS and SEP do not count); keys: the positions "
+        "right before each earlier copy, unless that is BOS or SEP",
         source="Olsson et al. 2022, whose appendix words prefix matching this way; their code and "
         "ours call the token after the copy induction",
         caveat="The target is one key before the duplicate target and two before the induction "

@@ -225,7 +225,7 @@ def rows_text(name: str, x: ProbeInput, pair: PairedInput | None) -> str:
     if pair is None:
         n_sequences, n_pos = x.tokens.shape
         some, long = counted(n_sequences, "sequence"), counted(n_pos, "token")
-        where = f"{some} of {long}, ids of no word: " + (
+        where = f"{some} of {long}, special token ids: " + (
             ", ".join(map(str, x.special_ids)) or "none"
         )
         return f"{get_probe(name).rows}; {where}"
