@@ -3,6 +3,7 @@
 No seeds: every random draw has its own generator.
 """
 
+import atexit
 import functools
 import importlib.metadata
 import logging
@@ -92,9 +93,18 @@ def join_processes(device: torch.device) -> Processes:
     """
     # Without a GPU, accelerate reads torchrun's variables only with cpu=True.
     state = PartialState(cpu=device.type == "cpu")
+    if state.num_processes > 1:
+        # A process that ends with its threads of communication running is aborted (SIGABRT).
+        atexit.register(leave_processes)
     return Processes(
         count=state.num_processes, index=state.process_index, local_index=state.local_process_index
     )
+
+
+def leave_processes() -> None:
+    """Leave the group of processes, if there is one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def on_main(processes: Processes, work: Callable[[], int]) -> int:

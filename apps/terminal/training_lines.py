@@ -50,6 +50,7 @@ def train_in_terminal(
         ValueError: See `lab.training.train`.
         OSError: If the run folder cannot be written or the disk is full.
     """
+    from lab.runtime import leave_processes
     from lab.training import train
 
     began = time.monotonic()
@@ -229,11 +230,3 @@ def say_how_to_resume(run_dir: Path, config: TrainConfig) -> None:
         f"stopped; step {grouped(steps[-1])} of {grouped(config.steps)} is saved. Resume with:\n"
         f"  headlab train --resume {place_of(run_dir)}"
     )
-
-
-def leave_processes() -> None:
-    """Leave the group of processes that trained together, if there is one."""
-    import torch
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
