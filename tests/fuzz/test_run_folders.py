@@ -184,7 +184,7 @@ def uses(
 
 
 @settings(
-    max_examples=250,
+    max_examples=100,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a run is small enough to look at
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
