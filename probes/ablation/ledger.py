@@ -1,4 +1,4 @@
-"""The ledger of long work: a folder of its finished parts, so that what is interrupted goes on.
+"""The ledger of long work: a folder of its finished parts, so that interrupted work resumes.
 
 `manifest.json` says whose ledger it is, down to what the last bit of a result depends on; a part
 is one small array. What is interrupted loses the part that it was at, and nothing else. A place

@@ -19,7 +19,7 @@ RowLogits = Float[Tensor, "row d_vocab"]
 RowTargets = Int[Tensor, " row"]
 RowValues = Float[Tensor, " row"]
 MetricFunction = Callable[[RowLogits, RowTargets, RowLogits], RowValues]
-"""(logits, the tokens that were to come, logits of the whole model) -> one number a row.
+"""(logits, the correct next tokens, logits of the whole model) -> one number a row.
 
 Each row is of a sequence, in order; the metric is the mean over the rows that are scored.
 """
@@ -27,19 +27,19 @@ MetricName = Literal["loss", "token_accuracy", "exact_match", "margin", "kl"]
 
 
 def loss_rows(logits: RowLogits, targets: RowTargets, baseline: RowLogits) -> RowValues:
-    """Return -ln p(the token that was to come), in nats."""
+    """Return -ln p(the correct next token), in nats."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 def margin_rows(logits: RowLogits, targets: RowTargets, baseline: RowLogits) -> RowValues:
-    """Return the logit of the token that was to come less the largest other one."""
+    """Return the logit of the correct next token less the largest other logit."""
     answers = targets.unsqueeze(1)
     others = logits.scatter(1, answers, -torch.inf).amax(dim=1)
     return logits.gather(1, answers).squeeze(1) - others
 
 
 def right_rows(logits: RowLogits, targets: RowTargets, baseline: RowLogits) -> RowValues:
-    """Return 1 where the token that was to come got the largest logit, else 0."""
+    """Return 1 where the correct next token has the largest logit, else 0."""
     margin = margin_rows(logits, targets, baseline)  # several times as quick as argmax
     right = margin > 0
     tied = margin == 0
@@ -62,7 +62,7 @@ class Metric:
     unit: str
     """Unit of its values; empty where a function of the user's does not say."""
     better: Literal["lower", "higher"] | None
-    """Which way is better; None: nobody said."""
+    """Which way is better; None: unknown."""
     per: Literal["token", "sequence"]
     """What it is a mean over: scored rows, or sequences whose rows are all 1."""
     of_rows: MetricFunction
@@ -114,11 +114,11 @@ METRICS: tuple[Metric, ...] = (
 """Every metric that has a name."""
 
 DEFAULT_METRICS: tuple[MetricName, ...] = ("loss", "token_accuracy", "exact_match")
-"""What a sweep measures unless it is told otherwise: what `lab.evaluation` measures."""
+"""The default metrics of a sweep: those that `lab.evaluation` measures."""
 
 
 def require_a_number_a_row(metric: Metric, found: object, n_rows: int) -> None:
-    """Raise ValueError unless a metric gave one number for each row that it was handed."""
+    """Raise ValueError unless a metric gave one number for each of its rows."""
     if not isinstance(found, Tensor) or found.shape != (n_rows,):
         got = list(found.shape) if isinstance(found, Tensor) else quoted(found)
         raise ValueError(

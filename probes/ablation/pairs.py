@@ -1,7 +1,7 @@
 """What two heads cost together, beside what each costs alone.
 
 If the two do not replace each other, the costs add up: the joint change is the sum of the
-single ones. What is beyond the sum is the pair's interaction. Larger sets are for
+single ones. The rest is the pair's interaction. Larger sets are for
 `probes.ablation.shapley` and `probes.ablation.redundancy`.
 """
 
@@ -43,8 +43,8 @@ def pair_effects(
     """Ablate every pair of some heads: one row a pair, the largest interaction first.
 
     interaction = joint - (first + second), each a change against the whole model; its interval
-    resamples sequences, the same for all three. Of two heads that do the same job each costs little
-    alone, and the interaction is about what the job is worth.
+    resamples sequences, the same for all three. If two heads do the same job, each costs little
+    alone, and the interaction is about the value of the job.
 
     Args:
         model: A HookedGPT.

@@ -36,8 +36,8 @@ from probes.tables import rows_table
 Verdict = Literal["needed", "redundant", "useless", "unresolved"]
 
 TOLERANCES: Mapping[str, float] = {"logit": 0.1}
-"""What an ablation may cost before it counts, by the metric's unit: a tenth of the odds; of all
-others 0.01, a hundredth of accuracy or 1 % of perplexity."""
+"""The default tolerance by the metric's unit: 0.1 for logits, a tenth of the odds; for all others
+0.01, a hundredth of accuracy or 1 % of perplexity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class Change:
     def hurts(self, better: Literal["lower", "higher"] | None, tolerance: float) -> bool:
         """Return whether the metric gets worse by more than the tolerance, and not by luck.
 
-        Where nobody said which way is better, any change is a loss. An interval of one sequence is
-        NaN, and then the change itself decides.
+        If it is not known which way is better, any change counts as worse. An interval of
+        one sequence is NaN, and then the change itself decides.
         """
         up = self.delta > tolerance and not self.ci_low <= 0.0
         down = self.delta < -tolerance and not self.ci_high >= 0.0
@@ -174,7 +174,7 @@ def head_redundancy(
 def label_groups(labels: pd.DataFrame) -> dict[str, HeadSet]:
     """Return the heads of each class of a table of `label_heads`, and those of uniform and broad.
 
-    Heads that are mixed or none have nothing in common, and are no group.
+    Heads labelled mixed or none form no group, because they have nothing in common.
     """
     found = {
         str(name): tuple(zip(own["layer"].tolist(), own["head"].tolist(), strict=True))
@@ -241,7 +241,7 @@ class Study:
         """Return whether the metric gets worse without these heads, in a model without those."""
         total, count = self.changes(heads, beside).sum(), self.swept.counts[:, 0].sum()
         if abs(total) <= self.tolerance * count:
-            return False  # what is small needs no interval, and there may be hundreds of sets
+            return False  # a small change needs no interval, and there may be hundreds of sets
         return self.change(heads, beside).hurts(self.swept.metrics[0].better, self.tolerance)
 
     def rows(self, heads: HeadSet, beside: list[HeadSet], every_set: bool) -> list[dict[str, Any]]:

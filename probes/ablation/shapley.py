@@ -33,7 +33,7 @@ MOST_EXACT = 9
 Chosen = Bool[np.ndarray, "run head"]
 """Which heads each run goes without."""
 Weights = Float64[np.ndarray, "head run"]
-"""What each run counts in each head's value."""
+"""The weight of each run in each head's value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class ShapleyPlan:
 
     @property
     def weights(self) -> Weights:
-        """What each run counts in each head's value."""
+        """The weight of each run in each head's value."""
         return np.mean(self.orders, axis=0)
 
 
@@ -152,7 +152,7 @@ def shapley_plan(n: int, orders: int | None, seed: int) -> ShapleyPlan:
 
 
 def exact_weights(n: int) -> Weights:
-    """Return what each of the 2^n sets counts in each value: |S|! (n - |S| - 1)! / n! a step.
+    """Return the weight of each of the 2^n sets in each value: |S|! (n - |S| - 1)! / n! a step.
 
     Bit i of a run's number says that head i is ablated in it.
 

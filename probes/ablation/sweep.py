@@ -1,8 +1,8 @@
 """The exact sweep: what a model loses without each of many sets of heads.
 
 Nothing is estimated here: every set of heads is ablated and the model runs on. Sets may be of any
-size, over any layers. `probes.ablation.sweep_passes` computes the passes; what is made of the
-numbers, tables and labels, is decided elsewhere.
+size, over any layers. `probes.ablation.sweep_passes` computes the passes; other modules make
+tables and labels of the numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -129,7 +129,7 @@ class Swept:
     totals: RunTotals
     """Sums over the scored rows of each sequence."""
     counts: Float64[np.ndarray, "sequence metric"]
-    """What they are divided by: scored rows, or where the metric is of whole sequences 1 for each
+    """The divisors of the sums: scored rows; for a metric of whole sequences, 1 for each sequence
     with a scored row."""
 
     @property
@@ -176,9 +176,9 @@ def sweep_sets(
         execution: Memory, progress, ledger and processes of the sweep.
 
     Raises:
-        ValueError: No sequence, a head that the model has not, an unknown metric, answers that the
-            model cannot say, positions that no sequence has, a fill of another model's size, the
-            ledger of another request, or one of a model with hooks.
+        ValueError: No sequence, a head that the model lacks, an unknown metric, answers outside the
+            model's output vocabulary, positions that no sequence has, a fill of another model's
+            size, the ledger of another request, or one of a model with hooks.
     """
     ablation = Ablation() if ablation is None else ablation
     execution = Execution() if execution is None else execution
@@ -206,7 +206,7 @@ def sweep_sets(
 def known_sets(
     model: HookedGPT, sets: Iterable[Iterable[Sequence[int]]], ablation: Ablation
 ) -> tuple[HeadSet, ...]:
-    """Return sets of heads as a sweep knows them; one that the model has not is an error."""
+    """Return sets of heads as a sweep knows them; a head that the model lacks is an error."""
     require_gates(model)
     return tuple(
         HeadGates.ablate(heads, like=model, positions=ablation.positions).heads for heads in sets
@@ -321,7 +321,7 @@ def require_answers(batch: Batch, vocab_out: int) -> None:
 
 
 def row_counts(batch: Batch, metrics: tuple[Metric, ...]) -> Float64[np.ndarray, "sequence metric"]:
-    """Return what each sequence's totals are divided by: nothing where no row is scored."""
+    """Return the divisor of each sequence's totals: 0 where no row is scored."""
     scored = batch.loss_mask.sum(dim=1).cpu().double()
     whole = (scored > 0).double()
     counts = [whole if metric.per == "sequence" else scored for metric in metrics]

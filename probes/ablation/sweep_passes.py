@@ -22,14 +22,14 @@ from lab.tasks.base import Batch
 from probes.ablation.metrics import Metric, MetricFunction, require_a_number_a_row
 
 HeadSet = tuple[tuple[int, int], ...]
-"""(layer, head) pairs in the ids of the original model; none at all is the whole model."""
+"""(layer, head) pairs in the ids of the original model; the empty set is the whole model."""
 Fill = Float[Tensor, "layer 1 #pos head d_head"]
 RunTotals = Float64[np.ndarray, "sequence run metric"]
 
 TOKENS_AT_ONCE = 1_024
 """Tokens of all runs of a chunk on a processor: more would not stay in its caches."""
 TOKENS_ON_GPU = 65_536
-"""The same on a GPU, which fewer would leave idle."""
+"""The same on a GPU, which would be idle with fewer."""
 LOGITS_AT_ONCE = 2**20
 """Logits that are read at once."""
 
@@ -111,7 +111,7 @@ class Scored:
         totals = values.new_zeros(len(self.counts), len(metrics))
         totals.index_add_(0, self.sequence, values)
         for i, metric in enumerate(metrics):
-            if metric.per == "sequence":  # one of which nothing is scored is not right either
+            if metric.per == "sequence":  # a sequence without a scored row is not correct either
                 totals[:, i] = ((totals[:, i] == self.counts) & (self.counts > 0)).double()
         return totals.cpu().numpy()
 
@@ -276,7 +276,7 @@ def planned(request: Request) -> Iterator[Chunk]:
 
 
 def sequence_bytes(config: ModelConfig, n_pos: int, itemsize: int) -> int:
-    """Return what is kept of one sequence: z and stream of every layer, logits; and one run."""
+    """Return the memory of one sequence: z and stream of every layer, logits; and one run."""
     kept = config.n_layers * (config.d_model + config.n_heads * config.head_width)
     return n_pos * (itemsize * (kept + 3 * config.vocab_out) + token_bytes(config, itemsize))
 

@@ -143,7 +143,7 @@ def named_sets(config: ModelConfig, name: str | None) -> tuple[list[HeadSet], li
 
 
 def given_sets(sets: Iterable[Iterable[Sequence[int]]]) -> tuple[list[Any], list[bool]]:
-    """Return somebody's sets of heads, and which is one head."""
+    """Return the caller's sets of heads, and which is one head."""
     chosen = [list(heads) for heads in sets]
     if not all(chosen):
         raise ValueError(
@@ -214,7 +214,7 @@ def mean_reference(
         batch: The sequences.
         name: What tables call the set.
         per_position: One mean a position, or one over all of them.
-        attention_mask: True at real tokens; what heads make of padding is in no mean.
+        attention_mask: True at real tokens; outputs at padding are left out of the means.
 
     Raises:
         ValueError: Means per position, and a position that is padding in every sequence.
@@ -261,14 +261,14 @@ def head_donors(
     """Return z of every head in each of some sequences, to fill the gaps of resample ablations.
 
     Take at least eight sequences, of the length of those that the ablation is measured on and of a
-    split of their own: one donor's effect says as much of the donor as of the head.
+    split of their own: the effect of one donor depends as much on the donor as on the head.
 
     Args:
         model: A HookedGPT.
         batch: The donors.
         name: What tables call the set.
-        attention_mask: True at real tokens. What heads make of padding fills no gap: there, a donor
-            gives what the next donor with a real token at that position does.
+        attention_mask: True at real tokens. Outputs at padding are never used as a fill: at those
+            positions, the next donor with a real token supplies it.
 
     Raises:
         ValueError: A position that is padding in every donor.

@@ -28,7 +28,7 @@ class Answers:
     right: Tokens
     """The id that the logits of a row should favour."""
     wrong: Tokens | None
-    """The id whose logit is taken off; None: none is."""
+    """The id whose logit is subtracted; None: nothing is subtracted."""
     rows: PositionMask
     """The rows that count."""
 
@@ -95,7 +95,7 @@ class Answers:
         return right if self.wrong is None else right - logits_of(logits, self.wrong)
 
     def __getitem__(self, some: slice | Bool[Tensor, " batch"]) -> "Answers":
-        """Return those of some sequences."""
+        """Return the answers of some sequences."""
         wrong = None if self.wrong is None else self.wrong[some]
         return Answers(right=self.right[some], wrong=wrong, rows=self.rows[some])
 
@@ -134,7 +134,7 @@ def asked_pairs(
     """Return the pairs in which some row counts, clean and corrupt, on the model's device.
 
     Raises:
-        ValueError: The sequences do not pair up, nothing is asked of them, or a weight is no
+        ValueError: The sequences do not pair up, no row is scored, or a weight is not a
             number.
     """
     require_finite(model)
@@ -165,7 +165,7 @@ def require_asked(answers: Answers, tokens: Tokens) -> None:
 
 
 def require_pairs(clean: Tokens, corrupt: Tokens) -> None:
-    """Refuse sequences that cannot be compared position by position.
+    """Reject sequences that cannot be compared position by position.
 
     Raises:
         ValueError: The shapes differ, or there is no sequence.

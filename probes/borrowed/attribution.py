@@ -115,7 +115,7 @@ def logit_attribution(
     heads_width = folded.cfg.n_layers * folded.cfg.n_heads * folded.cfg.d_model
     step = max(1, NUMBERS_AT_ONCE // (heads_width * tokens.shape[1]))
     found: dict[Part, list[Tensor]] = {}
-    # Autocast would round the terms, and not the sum that they are held against, or otherwise.
+    # Autocast would round the terms but not the sum that they are compared with, or the reverse.
     with reading_mode(folded), torch.autocast(tokens.device.type, enabled=False):
         for start in range(0, len(tokens), step):
             some = slice(start, start + step)
@@ -157,7 +157,7 @@ def form_of_weights(model: Any) -> dict[str, bool]:
 
 
 def require_whole_layers(model: ReadableModel) -> None:
-    """Refuse pruned models, whose heads TransformerLens would mislabel.
+    """Reject pruned models, whose heads TransformerLens would mislabel.
 
     Raises:
         ValueError: Heads were pruned.
@@ -173,7 +173,7 @@ def require_whole_layers(model: ReadableModel) -> None:
 def in_float32(model: ReadableModel) -> ReadableModel:
     """Return a model whose parts sum to its logits: in half precision a copy of it that is wider.
 
-    What folding and the sum round there would look like a part that was missed.
+    In half precision, rounding by folding and summing would look like a missing part.
     """
     if isinstance(model, nn.Module) and any(w.dtype.itemsize < 4 for w in model.parameters()):
         return copy.deepcopy(model).float()
@@ -230,7 +230,7 @@ def stream_hooks(model: Any) -> list[str]:
 
 
 def require_sum(total: Float[Tensor, "batch pos"], logits: Float[Tensor, "batch pos"]) -> None:
-    """Refuse terms that do not add up: some part of the model was missed.
+    """Reject terms that do not add up: some part of the model was missed.
 
     Raises:
         ValueError: The sum is another number than the logit.

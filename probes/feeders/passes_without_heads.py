@@ -228,7 +228,7 @@ class SomeRuns:
     def losses(self, final: Resid) -> Float64[Tensor, " row"]:
         """Return the mean of -ln p of the tokens of the second copy, from the last residual stream.
 
-        The copy's first token is left out: nothing foretells it.
+        The copy's first token is left out: it cannot be predicted.
         """
         rows = torch.arange(self.pair.second, self.pair.second + self.pair.block - 1)
         answers = self.tokens[:, rows + 1].repeat(len(final) // len(self.tokens), 1)
@@ -251,7 +251,7 @@ class SomeRuns:
 
     @contextmanager
     def frozen_attention(self, patterns: Mapping[str, Pattern]) -> Iterator[None]:
-        """Let every layer attend as the whole model does, whatever reaches it.
+        """Make every layer attend as the whole model does, whatever its input.
 
         Source: Olsson et al. 2022, pattern-preserving ablation.
         """

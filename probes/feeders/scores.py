@@ -57,7 +57,7 @@ PerHead = Float64[np.ndarray, " column"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Looks:
-    """Where the heads of the whole model look on repeated blocks."""
+    """What the heads of the whole model attend to on repeated blocks."""
 
     heads: tuple[Head, ...]
     previous: PerHead
@@ -72,7 +72,7 @@ class Looks:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One row: heads to ablate, whom that may hurt, and what it is compared with."""
+    """One row: heads to ablate, their target, and the controls."""
 
     target: Head
     heads: HeadSet
@@ -188,7 +188,7 @@ def feeder_scores(
 
 
 def looks_of(model: HookedGPT, pair: PairedInput) -> Looks:
-    """Measure where every head of the whole model looks."""
+    """Measure what every head of the whole model attends to."""
 
     def measure(_: int, reads: LayerReads, x: ProbeInput) -> Float64[Tensor, "score head"]:
         back = previous_token(x)
@@ -215,8 +215,8 @@ def chosen_targets(
     """Return the heads to observe: the requested ones, or all induction heads, strongest first.
 
     Raises:
-        ValueError: There is no induction head behind the first layer, or an unknown one was asked
-            for.
+        ValueError: There is no induction head behind the first layer, or a requested head is
+            unknown.
     """
     if targets is not None:
         named = HeadGates.ablate(targets, like=model).heads
@@ -242,7 +242,7 @@ def chosen_targets(
 def compared(
     looks: Looks, target: Head, feeders: Collection[Head], seed: int
 ) -> Iterator[Comparison]:
-    """Yield what is ablated for one target: heads that look back together, then each head."""
+    """Yield the ablations for one target: all previous-token heads together, then each head."""
     earlier = [head for head in looks.heads if head[0] < target[0]]
     idle = [head for head in earlier if looks.previous_of(head) < CONTROL_PREVIOUS]
     own = [head for head in earlier if head in feeders]
@@ -313,7 +313,7 @@ def is_fed(baseline: float, drop: float, low: float, control: float) -> bool | N
         control: What it loses without others.
     """
     if drop < LOST * baseline:
-        return False  # what is lost is too little, whatever the interval and the controls are
+        return False  # the loss is too small, whatever the interval and the controls are
     if math.isnan(low) or math.isnan(control):
         return None
     return bool(low >= LOST * baseline and control <= CONTROL_LOST * drop)

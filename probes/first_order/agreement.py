@@ -1,7 +1,7 @@
 """How far first-order estimates agree with exact ablations: on your own model, on your own data.
 
-Estimates cost two passes; exact ablation costs one pass per head. Whether they may replace it is
-measured here, by ranks, beside the heads that each would pick.
+Estimates cost two passes; exact ablation costs one pass per head. This module compares them by
+rank and by their top heads.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class FirstOrderPlan:
     top: int | None = None
     """Heads at the top that are compared; None: 10, or half of all if that is fewer."""
     grad_drop: bool = False
-    """Compare GradDrop too: a backward pass more for each layer."""
+    """Compare GradDrop too: one more backward pass for each layer."""
     reduce: str = "example"
     """Which importance is compared normalised too."""
     normalise: str = "layer"

@@ -2,8 +2,8 @@
 
 The effect of putting n' in the place of an activation n is about (n' - n) . dM/dn, so that one
 backward pass estimates it for all heads at once. It is good for what heads write and bad where a
-softmax is saturated: of queries and keys the softmax is computed anew, and only what follows it is
-linear. What the estimates are worth on a model of yours is in `probes.first_order.agreement`.
+softmax is saturated. For queries and keys the softmax is recomputed, and only the rest is linear.
+`probes.first_order.agreement` measures how good the estimates are on your model.
 """
 
 from collections.abc import Iterable
@@ -78,7 +78,7 @@ def estimated_ablations(
         batch: Sequences of a task, or plain tokens, where every next token is scored.
         ablation: What happens to a head, as in `sweep_sets`; None: zeros take its place.
         metric: "loss" or "margin", or a function as in `probes.ablation.metrics` with a gradient.
-        grad_drop: Compute that column: a backward pass more for each layer.
+        grad_drop: Compute that column: one more backward pass for each layer.
         attention_mask: True at real tokens; rows at padding, or that predict it, do not count.
         memory: Bytes that activations may take at once.
         seed: Seed of the bootstrap.

@@ -88,13 +88,13 @@ def gate_gradients(
         metric: "loss" or "margin", or a function of that form with a gradient.
         fill: What the gates let in as they close; None: zeros.
         positions: Positions of the gates that are added up; None: all.
-        grad_drop: Fill `dropped` too: a backward pass more for each layer.
+        grad_drop: Fill `dropped` too: one more backward pass for each layer.
         attention_mask: True at real tokens.
         memory: Bytes that activations may take at once, unless one sequence takes more.
 
     Raises:
-        ValueError: An unknown metric, one without a gradient, no sequence, or answers that the
-            model cannot say.
+        ValueError: An unknown metric, one without a gradient, no sequence, or answers outside
+            the model's output vocabulary.
     """
     require_gates(model)
     measured = differentiable_metric(metric)

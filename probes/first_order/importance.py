@@ -1,7 +1,7 @@
 """How important each head is to first order: how fast a metric changes with the head's gate.
 
-One forward and one backward pass for all heads, where exact ablation takes a pass a head; what such
-a preview is worth on a model of yours is in `probes.first_order.agreement`.
+One forward and one backward pass for all heads; exact ablation takes one pass per head.
+`probes.first_order.agreement` measures how good the estimate is on your model.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 When a head goes, later layers see its absence and may do its work, and the last norm divides by
 less. The direct effect is what the head's own writing is worth at the end of the stream, with
-everything between left as it was; the total effect is what its ablation costs in fact.
+everything between left as it was; the total effect is the true cost of its ablation.
 """
 
 from collections.abc import Iterable, Sequence

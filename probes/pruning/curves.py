@@ -44,7 +44,7 @@ from probes.tables import checked_table, digest, make_table
 SOLVED = 0.99
 """Token accuracy from which a model has next to no loss to lose: its margin says more."""
 WITHIN = (0.01, 0.05)
-"""What may be lost, as a share, of the two questions that everybody asks."""
+"""The default tolerances of `removable`, as shares of the metric."""
 
 
 def pruning_curve(
@@ -59,8 +59,8 @@ def pruning_curve(
 ) -> pd.DataFrame:
     """Remove heads step by step: one row per order, step and metric, random orders beside it.
 
-    The order is found on `batch` and its value read off `held_out`, so that a head which was
-    spared by luck shows. See `removable` and `random_band` for what a curve says.
+    The order is chosen on `batch` and measured on `held_out`, so that a head spared by luck
+    shows. See `removable` and `random_band` for what a curve says.
 
     >>> from probes import repeated_batch
     >>> from probes.planted import PlantedHead, plant
@@ -83,7 +83,7 @@ def pruning_curve(
         held_out: Other sequences, to report on; attrs["shared_sequences"] counts those that are in
             `batch` too.
         plan: Steps, random orders, metrics and what fills the gaps; None: the defaults.
-        seed: Of random and learned orders, and of the bootstrap.
+        seed: Seed of random and learned orders, and of the bootstrap.
         execution: Memory, progress (in steps) and ledger of the curve; no processes of your own.
 
     Raises:
@@ -164,7 +164,7 @@ def manifest_of(
 
 
 def require_scored(model: HookedGPT, batch: Batch, what: str) -> None:
-    """Raise ValueError unless some row of a batch counts and the model can say every answer."""
+    """Raise ValueError unless a row is scored and every answer is in the output vocabulary."""
     require(bool(batch.loss_mask.any()), f"scored rows of {what}", "at least 1", 0)
     require_answers(batch, model.config.vocab_out)
 
@@ -188,7 +188,7 @@ def shared_sequences(selection: Batch, held_out: Batch) -> int:
 
 
 def metric_for(model: HookedGPT, batch: Batch) -> str:
-    """Return what says most about a model: the margin once it is solved, else the loss."""
+    """Return the default metric: the margin if the model has solved the task, else the loss."""
     accuracy = sweep_sets(model, batch, (), metrics=["token_accuracy"]).means()[0, 0]
     return "margin" if accuracy >= SOLVED else "loss"
 
@@ -273,13 +273,14 @@ def removable(
 ) -> pd.DataFrame:
     """Count the removable heads of a pruning curve: one row per order and tolerance.
 
-    The most heads at whose removal the held-out metric is worse than the whole model's by at most
-    this share of it. It need not hold at every step before: a model may get better on the way.
+    The count is the largest number of removed heads at which the held-out metric is worse than the
+    whole model's by at most this share. It need not hold at every step before: a model may get
+    better on the way.
 
     Args:
         curve: A table of `pruning_curve`.
         within: Shares: 0.01 is 1 %, 0 is no loss at all.
-        metric: Of which metric; None: the one that the order was chosen by.
+        metric: The metric to compare; None: the one that the order was chosen by.
 
     Raises:
         ValueError: The curve has no such metric, or a share is out of range.

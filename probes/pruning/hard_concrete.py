@@ -2,8 +2,8 @@
 
 A gate is drawn from the hard concrete distribution (Louizos et al. 2018), which has lumps of
 probability at exactly 0 and exactly 1 and a gradient in between; a penalty on every open gate
-closes the heads that are not worth it (Voita et al. 2019). In which order they are removed is
-`probes.pruning.orders`'s.
+closes the heads that are not worth it (Voita et al. 2019). `probes.pruning.orders` decides the
+order of removal.
 """
 
 import math
@@ -118,7 +118,7 @@ def learn_gates(
     reference: Reference | None = None,
     seed: int = 0,
 ) -> LearnedGates:
-    """Learn a gate for every head by descent on loss + penalty * sum of P(open).
+    """Learn one gate per head by gradient descent on loss + penalty * sum of P(open).
 
     Only the gates learn: Adam moves log_a, every sequence of a step draws its own gates, and the
     model stays as it is.
@@ -129,7 +129,7 @@ def learn_gates(
             draws some of them.
         penalty: What an open head costs, in nats; the more, the more heads close.
         steps: Steps of Adam.
-        learning_rate: Of log_a.
+        learning_rate: Learning rate of log_a.
         reference: The mean z that fills a closed gap; None: zeros.
         seed: Seed of the draws.
 

@@ -41,7 +41,7 @@ class Search:
     batch: Batch
     """Selection sequences."""
     metric: Metric
-    """What is to suffer least."""
+    """The metric to preserve."""
     counts: tuple[int, ...]
     """How many heads are gone after each step, ascending from 0."""
     ablation: Ablation = field(default_factory=Ablation)
@@ -51,7 +51,7 @@ class Search:
     penalty: float = 0.05
     """What an open gate costs while gates are learned, in nats."""
     seed: int = 0
-    """Of random and learned orders."""
+    """Seed of random and learned orders."""
     memory: int = MEMORY
     """Bytes that activations may take at once."""
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
@@ -225,9 +225,8 @@ def harms(search: Search, model: HookedGPT, sets: Sequence[HeadSet], name: str) 
 def importances(search: Search, model: HookedGPT) -> Scores:
     """Return the importance of each head, to first order: of its gate closed onto zeros.
 
-    That is so in mode mean too, where a head leaves its mean. By the metric or, where that has no
-    gradient, as accuracy has none, by the margin. The heads of a layer without any importance have
-    0.
+    Mode mean uses zeros here too, although a removed head leaves its mean. The importance is by the
+    loss if that is the metric, else by the margin. Heads of a layer without any importance have 0.
     """
     n_left = len(model.config.heads())
     by = "loss" if search.metric.name == "loss" else "margin"

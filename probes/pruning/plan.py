@@ -26,8 +26,8 @@ class PruningPlan:
     seeds: int = 20
     """Random orders to compare with."""
     metric: str | None = None
-    """What is to suffer least; None: the margin of a model that answers at least 99 % of the
-    selection's tokens right, and so has no loss to lose, otherwise the loss."""
+    """Metric to preserve; None: the margin if the model answers at least 99 % of the selection's
+    tokens correctly, else the loss."""
     metrics: str | Sequence[str] = CURVE_METRICS
     """What is reported, out of CURVE_METRICS; the metric that is chosen by always is."""
     normalise: str | Sequence[str] = ("none", "layer")

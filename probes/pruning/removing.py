@@ -1,6 +1,6 @@
 """Heads removed for good: a smaller model with the gated model's logits, and the proof of it.
 
-A gate of 0 multiplies a head's z by nothing; pruning takes the head's rows and columns out of the
+A gate of 0 multiplies a head's z by 0; pruning takes the head's rows and columns out of the
 weights, which saves parameters, cache and time. Heads keep the ids of the original model, in
 gates, tables and further prunings. Which heads to remove is decided elsewhere.
 """
@@ -30,7 +30,7 @@ from probes.reading.observed_model import require_gates
 MODES = ("zero", "mean")
 PER_QUERY_HEAD = ("W_Q", "W_O", "b_Q")
 PER_KEY_HEAD = ("W_K", "W_V", "b_K", "b_V")
-"""Attention weights by what their first axis is; a key head goes when nobody reads it any more."""
+"""Attention weights by what their first axis is; a key head is removed with its last reader."""
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 """Largest difference at which a pruned model counts as the gated one, by dtype.

@@ -32,7 +32,7 @@ def survivor_labels(
         seed: Seed of the blocks.
 
     Raises:
-        ValueError: The pruned model has a head that the other has not; or as `label_heads`.
+        ValueError: The pruned model has a head that the other lacks; or as `label_heads`.
     """
     for each in (model, pruned):
         require_gates(each)
